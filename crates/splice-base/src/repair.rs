@@ -1,7 +1,7 @@
 //! A TCP socket in repair mode (`TCP_REPAIR`): it sends nothing, and its connection can be taken up at any place.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -138,16 +138,58 @@ pub struct Standing<'a> {
     pub room: u32,
 }
 
-/// Whether this process may bind a socket to this address, as `take_up` does.
+/// Why a connection cannot be taken up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The process lacks a right.
+    Always(Errno),
+    /// There is no way to the peer, a policy or a program of the host forbids it, or something is short.
+    Now(Errno),
+}
+
+/// Tries whether `take_up` would be refused, with a socket of its own. A connection that a socket has stays as it is.
 ///
 /// # Errors
-/// `EACCES` for a port below 1024 without CAP_NET_BIND_SERVICE. Of other reasons only `take_up` itself can tell.
-pub fn may_bind(local: &SocketAddr) -> Result<(), Errno> {
-    let socket = stream_socket(local)?;
-    match bind(&socket, local) {
-        Err(Errno::ACCESS) => Err(Errno::ACCESS),
-        _ => Ok(()),
+/// [`Refusal::Always`] for a port below 1024 without CAP_NET_BIND_SERVICE, or without CAP_NET_ADMIN in the user namespace
+/// of the network namespace.
+pub fn may_take_up(
+    local: &SocketAddr,
+    peer: &SocketAddr,
+    is_transparent: bool,
+) -> Result<(), Refusal> {
+    let socket = stream_socket(local).map_err(Refusal::Now)?;
+    repair(&socket, Repair::On).map_err(Refusal::Always)?;
+    if is_transparent {
+        be_transparent(socket.as_fd(), local).map_err(Refusal::Always)?;
     }
+    match bind_anyhow(&socket, local) {
+        Ok(()) => {}
+        Err(Errno::ACCESS) => return Err(Refusal::Always(Errno::ACCESS)),
+        Err(errno) => return Err(Refusal::Now(errno)),
+    }
+    match connect(&socket, peer) {
+        // Nothing is sent in repair mode. The connection that is there is in the way (`__inet_check_established`), behind
+        // all that could refuse it.
+        Ok(()) | Err(Errno::ADDRNOTAVAIL) => Ok(()),
+        Err(errno) => Err(Refusal::Now(errno)),
+    }
+}
+
+fn be_transparent(socket: BorrowedFd<'_>, local: &SocketAddr) -> Result<(), Errno> {
+    match local {
+        SocketAddr::V4(_) => set(socket, libc::IPPROTO_IP, libc::IP_TRANSPARENT, &1),
+        SocketAddr::V6(_) => set(socket, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, &1),
+    }
+}
+
+/// Also to an address of a range that is routed to this host (`ip -6 route add local`): with IPv6 only connections come to
+/// it, and bind(2) does not know it (`ipv6_chk_addr`).
+fn bind_anyhow(socket: impl AsFd, local: &SocketAddr) -> Result<(), Errno> {
+    let socket = socket.as_fd();
+    if local.is_ipv6() {
+        sockopt::set_ipv6_freebind(socket, true)?;
+    }
+    bind(socket, local)
 }
 
 fn stream_socket(local: &SocketAddr) -> Result<OwnedFd, Errno> {
@@ -166,14 +208,15 @@ fn stream_socket(local: &SocketAddr) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// Those of the system calls: `EADDRINUSE` if another socket has taken the connection up, `EADDRNOTAVAIL` if the address
 /// is gone, `EACCES` for a port below 1024 without CAP_NET_BIND_SERVICE, `EPERM` without CAP_NET_ADMIN in the user
-/// namespace of the network namespace. Then the socket has no connection.
+/// namespace of the network namespace, and those of a way that is closed. Then the socket has no connection, and it can be
+/// tried again.
 pub fn take_up(fd: impl AsFd, standing: &Standing<'_>) -> Result<(), Errno> {
     let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
     repair(fd, Repair::On)?;
     let mut widest = [0];
     get(fd, tcp, libc::TCP_WINDOW_CLAMP, &mut widest)?;
     connect_unspec(fd)?;
-    match bind(fd, &standing.local) {
+    match bind_anyhow(fd, &standing.local) {
         // A socket that was bound by name still is (`SOCK_BINDPORT_LOCK`).
         Ok(()) | Err(Errno::INVAL) => {}
         Err(errno) => return Err(errno),
@@ -317,7 +360,7 @@ pub fn expect_no_end(fd: impl AsFd, wait: Duration) -> Result<(), Errno> {
 pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {
     let socket = stream_socket(&local)?;
     repair(&socket, Repair::On)?;
-    bind(&socket, &local)?;
+    bind_anyhow(&socket, &local)?;
     set_queue_sequence(&socket, RepairQueue::Send, seq)?;
     set_queue_sequence(&socket, RepairQueue::Receive, ack)?;
     connect(&socket, &peer)?;

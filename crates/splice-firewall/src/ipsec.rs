@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::netlink::{Attributes, DumpError, Socket};
 use crate::segment::TCP;
 use crate::setting::Setting;
-use crate::way::Ends;
+use crate::way::{Ends, LOOPBACK};
 
 /// The policies of one network namespace, as they were when they were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,9 +107,10 @@ const BLOCK: u8 = 1;
 const TRIES: usize = 20;
 
 /// No policy counts for what comes in. With IPv6 it is a setting of the device that has the address, which may be another
-/// one (`addrconf_f6i_alloc`).
+/// one, and each of its addresses has it from when it was set (`addrconf_disable_policy_idev`).
 const NO_POLICY: &str = "disable_policy";
-/// None counts for what leaves. IPv6 has no such setting.
+/// None counts for what leaves. What is done with packets that no policy matches still is, but on the loopback device
+/// (`xfrm_lookup_with_ifid`). IPv6 has no such setting.
 const NO_IPSEC: Setting = Setting {
     family: "ipv4",
     name: "disable_xfrm",
@@ -177,7 +178,10 @@ impl Policies {
     /// What they do with the segments of a connection that come in on a device of this thread's network namespace, but
     /// let them pass.
     pub fn on_incoming(&self, ends: &Ends, device: u32) -> Option<Protection> {
-        let found = self.one_way(Direction::In, ends)?;
+        let found = match self.one_way(Direction::In, ends) {
+            Some(first) => first?,
+            None => self.by_default(Direction::In)?,
+        };
         let family = match ends.local.is_ipv4() {
             true => "ipv4",
             false => "ipv6",
@@ -185,7 +189,7 @@ impl Policies {
         let name = NO_POLICY;
         let off = Setting { family, name };
         match off.is_on_for(device) {
-            Ok(true) if ends.local.is_ipv4() || off.is_on_for_all() => None,
+            Ok(true) if ends.local.is_ipv4() => None,
             Ok(true) => Some(Protection::Unclear),
             Ok(false) | Err(_) => Some(found),
         }
@@ -193,24 +197,33 @@ impl Policies {
 
     /// The same for those that leave by it.
     pub fn on_outgoing(&self, ends: &Ends, device: u32) -> Option<Protection> {
-        let found = self.one_way(Direction::Out, ends)?;
-        let is_off = ends.local.is_ipv4() && NO_IPSEC.is_on_for(device).unwrap_or(false);
-        (!is_off).then_some(found)
+        let is_off = || ends.local.is_ipv4() && NO_IPSEC.is_on_for(device).unwrap_or(false);
+        match self.one_way(Direction::Out, ends) {
+            Some(first) if !is_off() => first,
+            _ if device == LOOPBACK => None,
+            _ => self.by_default(Direction::Out),
+        }
     }
 
-    fn one_way(&self, direction: Direction, ends: &Ends) -> Option<Protection> {
+    /// What those that match do; `None` if none matches.
+    fn one_way(&self, direction: Direction, ends: &Ends) -> Option<Option<Protection>> {
         let matching = || {
             let mut all = self.policies.iter();
             std::iter::from_fn(move || all.find(|policy| policy.matches(direction, ends)))
         };
-        let Some(first) = matching().map(|policy| policy.priority).min() else {
-            let blocks = self.blocks[direction as usize];
-            return blocks.then_some(Protection::Blocked);
-        };
-        // The kernel takes the older one of two.
-        matching()
-            .filter(|policy| policy.priority == first)
-            .find_map(|policy| policy.does)
+        let first = matching().map(|policy| policy.priority).min()?;
+        let mut firsts = matching().filter(|policy| policy.priority == first);
+        let does = firsts.next()?.does;
+        // The kernel takes the older one, which the list does not tell.
+        Some(match firsts.all(|policy| policy.does == does) {
+            true => does,
+            false => Some(Protection::Unclear),
+        })
+    }
+
+    /// What is done with packets that no policy matches.
+    fn by_default(&self, direction: Direction) -> Option<Protection> {
+        self.blocks[direction as usize].then_some(Protection::Blocked)
     }
 }
 

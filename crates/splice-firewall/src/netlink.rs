@@ -24,9 +24,10 @@ const GET_TRACKED: u16 = 1 << 8 | 1;
 const CHANGE_TRACKED: u16 = 1 << 8;
 /// The groups of changes of devices and of traffic control (`RTNLGRP_LINK`, `RTNLGRP_TC`), as bits.
 const DEVICES: u32 = 1 | 1 << (4 - 1);
-/// The groups of changes of devices, addresses, routes and rules (`RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `..._ROUTE`,
-/// `..._RULE`, the same of IPv6, `RTNLGRP_NEXTHOP`), as bits.
-const WAYS: u32 = 1 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 18 | 1 << 31;
+/// The groups of changes of devices, addresses, routes, rules and settings (`RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`,
+/// `..._ROUTE`, `..._RULE`, `..._NETCONF`, the same of IPv6, `RTNLGRP_NEXTHOP`), as bits.
+const WAYS: u32 =
+    1 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 18 | 1 << 23 | 1 << 24 | 1 << 31;
 /// The group of changes of IPsec policies (`XFRMNLGRP_POLICY`), as a bit.
 const POLICIES: u32 = 1 << (4 - 1);
 /// `NFNETLINK_V0`.

@@ -43,6 +43,7 @@ mod rta {
     pub(super) const VIA: u16 = 18;
     pub(super) const ENCAPSULATION_TYPE: u16 = 21;
     pub(super) const USER: u16 = 25;
+    pub(super) const NEXT_HOP_OBJECT: u16 = 30;
     pub(super) const IP_PROTOCOL: u16 = 27;
     pub(super) const SOURCE_PORT: u16 = 28;
     pub(super) const DESTINATION_PORT: u16 = 29;
@@ -167,7 +168,8 @@ impl Routes {
         self.from(from.ip(), to.ip(), type_of_service, &ports(from, to))
     }
 
-    /// The devices of the next hops of a route that has several, from which the stack chooses for each packet.
+    /// The devices of the next hops of a route that has several, from which the stack chooses for each packet; 0 for those
+    /// that the kernel does not tell.
     ///
     /// # Errors
     /// As [`of_connection`](Self::of_connection).
@@ -186,6 +188,10 @@ impl Routes {
         let mut devices = Vec::new();
         self.look_up(asked, &ports(from, to), |_, found| {
             devices = devices_of(found.bytes(rta::NEXT_HOPS).unwrap_or_default());
+            // A group of next hops is not told then (`nexthop_compat_mode`).
+            if found.native_u32(rta::NEXT_HOP_OBJECT).is_some() && devices.is_empty() {
+                devices.push(found.native_u32(rta::OUT_DEVICE).unwrap_or(0));
+            }
         })?;
         Ok(devices)
     }

@@ -10,7 +10,7 @@ use crate::netlink::Socket;
 use crate::route::{Route, Routes};
 
 /// Its index in every network namespace (`loopback_net_init`).
-const LOOPBACK: u32 = 1;
+pub(crate) const LOOPBACK: u32 = 1;
 
 /// The ends of a TCP connection of this host, by which its way is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -387,5 +387,18 @@ mod tests {
             let told = ways.is_spread(&ends, device).expect("an answer");
             assert_eq!(told, is_spread, "{hops}");
         }
+        // As objects, of which the kernel tells only the numbers.
+        here.set_sysctl("net.ipv4.nexthop_compat_mode", "0")
+            .expect("set");
+        ip(
+            &here,
+            &[
+                "nexthop add id 1 via 2001:2:0:1::8 dev one",
+                "nexthop add id 2 via 2001:2:0:2::8 dev two",
+                "nexthop add id 3 group 1/2",
+                "-6 route replace 2001:2:0:9::9 nhid 3",
+            ],
+        );
+        assert!(ways.is_spread(&ends, device).expect("an answer"));
     }
 }

@@ -149,6 +149,45 @@ fn a_policy_counts_for_the_segments_that_it_matches() {
         assert_eq!(reader.read().expect("read").on_incoming(&v6, 7), blocked);
     }
 }
+
+/// The kernel takes the older one, and does not tell which that is.
+#[test]
+fn policies_of_one_priority_have_to_agree() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let v4 = ends("10.0.0.1:80", "10.0.9.9:2000");
+    const BLOCKS: &str = "src 10.0.0.0/24 dst 10.0.9.0/24 dir out action block";
+    const ALLOWS: &str = "src 10.0.0.1/32 dst 10.0.9.9/32 dir out";
+    const BLOCKS_TOO: &str = "src 10.0.0.1/32 dst 10.0.9.0/24 dir out action block";
+    for (policies, expected) in [
+        ([ALLOWS, BLOCKS], Protection::Unclear),
+        ([BLOCKS, ALLOWS], Protection::Unclear),
+        ([BLOCKS, BLOCKS_TOO], Protection::Blocked),
+    ] {
+        let here = Namespace::new("ipsec").expect("a namespace");
+        for policy in policies {
+            add(&here, policy);
+        }
+        let policies = read(&here);
+        assert_eq!(policies.on_outgoing(&v4, 7), Some(expected), "{policies:?}");
+    }
+}
+
+fn add(namespace: &Namespace, policy: &str) {
+    let mut ip = namespace.command("ip");
+    let done = ip
+        .args(["xfrm", "policy", "add"])
+        .args(policy.split(' '))
+        .output();
+    assert!(done.expect("ip runs").status.success(), "{policy}");
+}
+
+fn read(namespace: &Namespace) -> Policies {
+    let read = namespace.enter(|| PolicyReader::new()?.read());
+    read.expect("entered").expect("read")
+}
+
 /// On a device, and on all.
 #[test]
 fn settings_switch_policies_off() {
@@ -158,17 +197,21 @@ fn settings_switch_policies_off() {
     let here = Namespace::new("ipsec").expect("a namespace");
     let v4 = ends("10.0.0.1:80", "10.0.9.9:2000");
     let v6 = ends("[2001:db8::1]:80", "[2001:db8:9::9]:2000");
-    let all = Policies {
-        policies: Vec::new(),
-        blocks: [true; 2],
-    };
+    for any in ["0.0.0.0/0", "::/0"] {
+        for direction in ["in", "out"] {
+            add(
+                &here,
+                &format!("src {any} dst {any} dir {direction} action block"),
+            );
+        }
+    }
+    let all = read(&here);
     let blocked = Some(Protection::Blocked);
     let set = |family, name, device, value| {
         let setting = format!("net.{family}.conf.{device}.{name}");
         here.set_sysctl(&setting, value).expect("set");
     };
-    // Of the kernel's own accord they are off on IPv4's.
-    const LOOPBACK: u32 = 1;
+    // Of the kernel's own accord they are off on IPv4's loopback device.
     let done = |ends| {
         let done = here.enter(|| {
             [
@@ -190,5 +233,16 @@ fn settings_switch_policies_off() {
     set("ipv6", "disable_policy", "lo", "1");
     assert_eq!(done(&v6), [Some(Protection::Unclear), blocked]);
     set("ipv6", "disable_policy", "all", "1");
-    assert_eq!(done(&v6), [None, blocked]);
+    assert_eq!(done(&v6), [Some(Protection::Unclear), blocked]);
+    // What no policy matches is blocked all the same, where it leaves by another device.
+    let default = Policies {
+        policies: Vec::new(),
+        blocks: [true; 2],
+    };
+    for (device, expected) in [(LOOPBACK, None), (7, blocked)] {
+        for ends in [&v4, &v6] {
+            let done = here.enter(|| default.on_outgoing(ends, device));
+            assert_eq!(done.expect("entered"), expected);
+        }
+    }
 }

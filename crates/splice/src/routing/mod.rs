@@ -219,7 +219,9 @@ impl Routing {
             }
             Some(route) => {
                 let redirected = ways.by(ends, *device)?;
-                if redirected.is_none_or(|redirected| redirected.next_hop != route.next_hop) {
+                let is_other = redirected.is_none_or(|by| by.next_hop != route.next_hop);
+                // The route may have changed between the two questions, and is looked at again then.
+                if is_other && ways.out(ends)? == Some(route) {
                     found.moved =
                         Some("is reached by a route that translated segments do not take");
                 }

@@ -21,7 +21,7 @@ use super::{Course, Routing};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How many pairs to look at then, each of which takes some 20 µs.
-const IN_TURN: usize = 64;
+const IN_TURN: usize = 256;
 
 /// The rest after a look, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;

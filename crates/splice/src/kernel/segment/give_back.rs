@@ -16,6 +16,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -29,7 +30,8 @@ use super::sockets::{self, addresses_of, wake};
 use crate::endpoint::Endpoint;
 use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
 use crate::outcome::{Reason, Side};
-use splice_base::repair::{self, Repair, RepairQueue};
+use splice_base::repair::{self, Refusal, Repair, RepairQueue};
+use splice_base::socket_option;
 use splice_bpf::sequence::distance;
 use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as has};
 use splice_firewall::Tracking;
@@ -48,6 +50,14 @@ const ANSWERS_AGAIN_AFTER: Duration = Duration::from_millis(600);
 /// Between two looks at sockets that catch up: each pause is twice the one before.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(8);
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+
+/// How soon to try again whether a socket may take its connection up.
+const REFUSED_PAUSE: Duration = Duration::from_millis(200);
+
+/// How often to try it again at once with a socket that has left its connection already, and the pauses between. The loop
+/// waits: at most 10 ms.
+const TRIES: u32 = 25;
+const TRY_PAUSE: Duration = Duration::from_micros(400);
 
 impl Segment {
     /// Takes the next step of a pair that the program holds.
@@ -74,6 +84,18 @@ impl Segment {
         // program meanwhile: another socket would answer.
         if let Err(pause) = self.prepare_ways() {
             return Turn::Holds(Next::ASLEEP.until(pair.now + pause));
+        }
+        // Nor where something refuses it that has not been asked about, such as a program of a control group.
+        for side in Side::BOTH {
+            match may_take_up(pair.ends[side.index()]) {
+                Ok(()) => {}
+                Err(Refusal::Now(_)) if self.bears_refusal(pair.now) => {
+                    return Turn::Holds(Next::ASLEEP.until(pair.now + REFUSED_PAUSE));
+                }
+                Err(Refusal::Now(errno) | Refusal::Always(errno)) => {
+                    return fails(flow, pair.ends, side, errno);
+                }
+            }
         }
         self.wait = None;
         // From here on they send nothing.
@@ -106,11 +128,6 @@ impl Segment {
             Ok(leftover) => leftover,
             Err((side, errno)) => return fails(flow, pair.ends, side, errno),
         };
-        for side in Side::BOTH {
-            if let Err(errno) = may_take_up(pair.ends[side.index()]) {
-                return fails(flow, pair.ends, side, errno);
-            }
-        }
         for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
             let end = pair.ends[side.index()];
             if let Err(errno) = take_up(end, flow, &found, side, leftover) {
@@ -158,6 +175,13 @@ impl Segment {
                 gone_since: None,
             }),
         })
+    }
+
+    /// Whether to wait until sockets are no longer refused what they have to do. Meanwhile nothing gets through to the
+    /// peers, and a socket would give them up after a time.
+    fn bears_refusal(&mut self, now: Instant) -> bool {
+        let since = *self.refused_since.get_or_insert(now);
+        now < since + self.datapath.settings().retries().waits_at_most()
     }
 
     /// Why the pair has to go back, if it has.
@@ -246,6 +270,14 @@ impl Aftermath for CatchUp {
     }
 }
 
+/// Without a route, by a route or a rule that says so, and by a policy (`fib_props`, `xfrm_lookup_with_ifid`).
+fn is_no_way(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL | Errno::PERM
+    )
+}
+
 /// Ends a pair that cannot go back. A socket that still has its connection resets it when it is closed, with the number
 /// that the program gives it. `closed` resets those that have none.
 fn fails(flow: &Flow, ends: [&Endpoint; 2], side: Side, errno: Errno) -> Turn {
@@ -254,9 +286,19 @@ fn fails(flow: &Flow, ends: [&Endpoint; 2], side: Side, errno: Errno) -> Turn {
     Turn::Ends(Reason::of_errno(side, errno))
 }
 
-/// What can be known of it while the socket still has its connection.
-fn may_take_up(end: &Endpoint) -> Result<(), Errno> {
-    repair::may_bind(&SocketAddr::try_from(getsockname(end)?)?)
+/// What can be known of it while the socket still has its connection. In Overlap it may have none any more.
+fn may_take_up(end: &Endpoint) -> Result<(), Refusal> {
+    let Ok([local, peer]) = addresses(end) else {
+        return Ok(());
+    };
+    let is_transparent = socket_option::is_transparent(end).unwrap_or(false);
+    repair::may_take_up(&local, &peer, is_transparent)
+}
+
+fn addresses(end: &Endpoint) -> Result<[SocketAddr; 2], Errno> {
+    let local = SocketAddr::try_from(getsockname(end)?)?;
+    let peer = getpeername(end)?.ok_or(Errno::NOTCONN)?;
+    Ok([local, SocketAddr::try_from(peer)?])
 }
 
 /// Has this side's socket take its connection up again. It stays in repair mode, and is silent.
@@ -270,9 +312,10 @@ fn take_up(
     let socket: &SegmentSocket = &found.socket[side.index()];
     let stands = flow.standing(side.index());
     let timestamps = socket.flags & has::TIMESTAMPS != 0;
+    let [local, peer] = addresses(end)?;
     let standing = repair::Standing {
-        local: SocketAddr::try_from(getsockname(end)?)?,
-        peer: SocketAddr::try_from(getpeername(end)?.ok_or(Errno::NOTCONN)?)?,
+        local,
+        peer,
         send_next: leftover.send_next,
         receive_next: leftover.receive_next,
         sent: &leftover.sent,
@@ -287,7 +330,14 @@ fn take_up(
         ],
         room: distance(leftover.receive_next, stands.room_end),
     };
-    repair::take_up(end, &standing)?;
+    let mut tries = 0..TRIES;
+    loop {
+        match repair::take_up(end, &standing) {
+            // Its way was open a moment ago, and most are soon open again. There is nothing to go back to.
+            Err(errno) if is_no_way(errno) && tries.next().is_some() => thread::sleep(TRY_PAUSE),
+            done => break done?,
+        }
+    }
     if timestamps && stands.timestamp != 0 {
         repair::advance_timestamps(end, stands.timestamp, stands.in_microseconds)?;
     }

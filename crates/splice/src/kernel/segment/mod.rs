@@ -95,6 +95,8 @@ pub(crate) struct Segment {
     peers: Option<Box<Peers>>,
     /// The program holds the pair, and may still run as if it did not.
     wait: Option<Wait>,
+    /// Since when a socket may not take its connection up, which it should.
+    refused_since: Option<Instant>,
 }
 
 impl Segment {
@@ -113,6 +115,7 @@ impl Segment {
             counters: Arc::default(),
             peers: None,
             wait: None,
+            refused_since: None,
         }
     }
 

@@ -79,6 +79,11 @@ impl Retries {
         [established, lasts(self.orphaned).min(established)]
     }
 
+    /// How long a connection waits for an acknowledgement whose round trip nobody has measured.
+    pub(super) fn waits_at_most(self) -> Duration {
+        self.waits(UNMEASURED_RTO)[0]
+    }
+
     /// The patience with a peer of a connection without a socket.
     pub(super) fn unmeasured(
         self,

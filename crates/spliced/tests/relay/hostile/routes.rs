@@ -16,7 +16,7 @@ use super::untranslated::expect_return;
 use crate::patience::until;
 
 /// Longer than the pauses between the first retransmissions.
-const REST: Duration = Duration::from_millis(700);
+pub(super) const REST: Duration = Duration::from_millis(700);
 
 /// One connection is idle while its way on each side closes, and the others are full of bytes. What the stack would lose
 /// gets lost until the way is open again, and comes then. Those that are spliced stay so.

@@ -4,6 +4,8 @@ use super::frame::{Frame, take_frames};
 use super::*;
 use netlab::{ControlGroup, present};
 use rustix::net::sockopt;
+use splice_base::repair;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 
 use splice_bpf::types::{
@@ -505,6 +507,75 @@ impl Refusing {
             .attach_to_cgroup("refuse_connect", self.group.as_fd());
         attached.expect("attached")
     }
+}
+
+/// With IPv6, bind(2) takes no address of a range that is routed to the host.
+#[test]
+fn an_address_of_a_range_can_be_taken_up() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    run(lab.relay(), "ip", "link set lo up");
+    for (version, range, address) in [
+        ("-4", "203.0.113.0/24", "203.0.113.9:7"),
+        ("-6", "2001:db8:9::/64", "[2001:db8:9::9]:7"),
+    ] {
+        run(
+            lab.relay(),
+            "ip",
+            &format!("{version} route add local {range} dev lo"),
+        );
+        let tried = lab.relay().enter(|| {
+            let address = address.parse().expect("an address");
+            let any = match version {
+                "-4" => "0.0.0.0:7",
+                _ => "[::]:7",
+            };
+            let listener = TcpListener::bind(any).expect("bound");
+            let client = TcpStream::connect(address).expect("connected");
+            let (_accepted, peer) = listener.accept().expect("accepted");
+            let tried = repair::may_take_up(&address, &peer, false);
+            drop(client);
+            tried
+        });
+        assert_eq!(tried.expect("entered"), Ok(()), "{address}");
+    }
+}
+
+/// The process may not connect for a while: the pair waits, and its sockets keep their connections. After the time that a
+/// socket would bear silence it ends.
+#[test]
+fn what_cannot_be_taken_up_yet_waits() {
+    if !available(Need::Root) {
+        return;
+    }
+    let Some(refusing) = Refusing::new() else {
+        return;
+    };
+    // A socket that the loop makes is in the group as well.
+    refusing.enter(|| {
+        let scene = Scene::new();
+        let [goes_on, ends] = [(); 2].map(|()| scene.splice(true));
+        let refused = refusing.begin();
+        scene.send_back(&goes_on, 0, Form::Fragment);
+        let (_client, _server, handle) = &goes_on;
+        assert!(handle.wait_timeout(Duration::from_secs(1)).is_none());
+        drop(refused);
+        wait_for_return(&goes_on);
+        ping(&goes_on.0, &goes_on.1);
+        ping(&goes_on.1, &goes_on.0);
+
+        let relay = scene.lab.relay();
+        relay.set_sysctl("net.ipv4.tcp_retries2", "1").expect("set");
+        let _refused = refusing.begin();
+        scene.send_back(&ends, 0, Form::Fragment);
+        let (_client, _server, handle) = &ends;
+        let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+        let errno = rustix::io::Errno::PERM.raw_os_error();
+        let side = Side::B;
+        assert_eq!(outcome.reason, Reason::Failed { side, errno });
+    });
 }
 
 /// The second socket cannot take its connection up: the first one's peer hears of it.
