@@ -259,7 +259,7 @@ impl Routing {
                 }
                 Some(Protection::Unclear) => {
                     found.moved = Some(
-                        "may be subject to a policy of IPsec that depends on a device (ip xfrm policy)",
+                        "may be subject to a policy of IPsec, which only the network stack can tell (ip xfrm policy)",
                     );
                 }
             }
