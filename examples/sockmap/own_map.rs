@@ -23,7 +23,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     server.read_exact(&mut [0; 5])?;
     assert_eq!(proxy.iter().count(), 1);
     println!("1 source is in the map");
-    link.leave(&source, Duration::from_secs(1))?;
-    println!("{} are left", proxy.iter().count());
+    let detached = proxy.detach([(&mut link, &source)], Duration::from_secs(1));
+    let map = detached.map_err(|failed| failed.1)?;
+    client.write_all(b"bye")?;
+    (&source).read_exact(&mut [0; 3])?;
+    println!(
+        "{} is still there, without the redirect",
+        map.iter().count()
+    );
     Ok(())
 }

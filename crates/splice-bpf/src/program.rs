@@ -55,6 +55,23 @@ impl Program {
         checked(result)
     }
 
+    /// Detaches it from a map of sockets, where it is for what members send, or for what they receive. Members keep it.
+    ///
+    /// # Errors
+    /// The error of bpf(2): `ENOENT` if another one is attached, or none.
+    pub fn detach_from_map(&self, map: &impl AsFd, is_of_sent: bool) -> Result<(), Errno> {
+        let attached_as = if is_of_sent {
+            libbpf_sys::BPF_SK_MSG_VERDICT
+        } else {
+            libbpf_sys::BPF_SK_SKB_VERDICT
+        };
+        // SAFETY: both descriptors are open during the call, which takes nothing else.
+        let result = unsafe {
+            libbpf_sys::bpf_prog_detach2(self.fd.as_raw_fd(), map.as_fd().as_raw_fd(), attached_as)
+        };
+        checked(result)
+    }
+
     /// The kernel's id of the program.
     ///
     /// # Errors

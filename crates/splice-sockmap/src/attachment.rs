@@ -1,19 +1,21 @@
 //! A redirect that is attached to a map of its caller's.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::release::Release;
-use splice_bpf::{SocketMap, SocketMapType};
+use splice_bpf::SocketMapType;
 
-use crate::key::{Cookie, Key};
+use crate::heartbeat::Heartbeat;
+use crate::key::{Cookie, Key, sealed::Bytes as _};
+use crate::lease::Lease;
 use crate::link::Link;
 use crate::loaded::{Loaded, Plan};
-use crate::map::{SockHash, SockMap, cookie, members};
+use crate::map::{Container, SockHash, SockMap, cookie, members};
 use crate::orphans;
 use crate::redirect::Redirect;
 use crate::redirections::{add, require_supported};
@@ -22,7 +24,8 @@ use crate::redirections::{add, require_supported};
 /// the caller's choice. Their targets are in a map without a program, so that nothing happens to what a target receives.
 ///
 /// The attachment takes the map, since [`SockMap::remove`] would lose bytes of a source in full flow. A source goes in by
-/// [`link`](Self::link), and out by [`Link::leave`] or when it is closed. Links keep the map when the attachment is dropped.
+/// [`link`](Self::link), and out by [`Link::leave`] or when it is closed. [`detach`](Self::detach) gives the map back, with its
+/// sources. Links keep the map when the attachment is dropped.
 ///
 /// ```no_run
 /// # use std::net::TcpStream;
@@ -38,11 +41,10 @@ use crate::redirections::{add, require_supported};
 /// # Ok(())
 /// # }
 /// ```
-pub struct Attachment<K> {
+pub struct Attachment<M> {
     plan: Plan,
     loaded: Arc<Loaded>,
-    map: SocketMap,
-    keys: PhantomData<K>,
+    map: M,
 }
 
 impl SockMap {
@@ -51,8 +53,17 @@ impl SockMap {
     /// # Errors
     /// - [`ErrorKind::System`] if the map has members: the kernel gives them no program any more.
     /// - [`ErrorKind::BpfRefused`] without the rights, which are `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_PERFMON`.
-    pub fn attach(self, redirect: Redirect) -> Result<Attachment<u32>> {
-        Attachment::to(self.0, redirect)
+    pub fn attach(self, redirect: Redirect) -> Result<Attachment<Self>> {
+        Attachment::to(self, redirect, None)
+    }
+
+    /// The same with a lease, as [`Redirections::leased`](crate::Redirections::leased) has it: program and map are pinned, and
+    /// everything is passed when the lease has lapsed.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach), and [`ErrorKind::System`] if it cannot be pinned.
+    pub fn attach_leased(self, lease: &Lease, redirect: Redirect) -> Result<Attachment<Self>> {
+        Attachment::to(self, redirect, Some(lease.heartbeat()))
     }
 }
 
@@ -61,14 +72,23 @@ impl<K: Key> SockHash<K> {
     ///
     /// # Errors
     /// As [`SockMap::attach`].
-    pub fn attach(self, redirect: Redirect) -> Result<Attachment<K>> {
-        Attachment::to(self.map, redirect)
+    pub fn attach(self, redirect: Redirect) -> Result<Attachment<Self>> {
+        Attachment::to(self, redirect, None)
+    }
+
+    /// The same with a lease.
+    ///
+    /// # Errors
+    /// As [`SockMap::attach_leased`].
+    pub fn attach_leased(self, lease: &Lease, redirect: Redirect) -> Result<Attachment<Self>> {
+        Attachment::to(self, redirect, Some(lease.heartbeat()))
     }
 }
 
-impl<K: Key> Attachment<K> {
-    fn to(map: SocketMap, redirect: Redirect) -> Result<Self> {
-        if members::<K>(&map).next().is_some() {
+impl<M: Container> Attachment<M> {
+    fn to(map: M, redirect: Redirect, heartbeat: Option<&Arc<Heartbeat>>) -> Result<Self> {
+        let sockets = map.sockets();
+        if members::<M::Key>(sockets).next().is_some() {
             return Err(Error::new(
                 ErrorKind::System,
                 "cannot attach a redirect to a map that has sockets already: they would get no program (sock_map_link); attach \
@@ -79,19 +99,17 @@ impl<K: Key> Attachment<K> {
         let plan = Plan {
             redirect,
             map_type: SocketMapType::Hash,
-            entries: map.entries(),
+            entries: sockets.entries(),
             // With one source it is known who has received a message.
-            only: !redirect.is_of_sent() && map.entries() == 1,
+            only: !redirect.is_of_sent() && sockets.entries() == 1,
             raw: false,
             release: Release::here(),
         };
-        let loaded = Arc::new(Loaded::load_for(plan, &map)?);
-        let keys = PhantomData;
+        let loaded = Loaded::load_for(plan, sockets, heartbeat.map(Arc::as_ref))?;
         Ok(Self {
             plan,
-            loaded,
+            loaded: Arc::new(loaded),
             map,
-            keys,
         })
     }
 
@@ -116,7 +134,7 @@ impl<K: Key> Attachment<K> {
     /// - [`ErrorKind::System`] if the key has a socket already,
     /// - [`ErrorKind::UnsupportedSocket`] for what a UNIX socket receives, unless the map has room for one socket only:
     ///   such a message does not tell who has received it.
-    pub fn link(&self, key: K, source: impl AsFd, target: impl AsFd) -> Result<Link> {
+    pub fn link(&self, key: M::Key, source: impl AsFd, target: impl AsFd) -> Result<Link> {
         let (source, target) = (source.as_fd(), target.as_fd());
         let redirect = self.plan.redirect;
         let (from, to) = require_supported(self.plan, source, target)?;
@@ -143,13 +161,13 @@ impl<K: Key> Attachment<K> {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the kernel refuses it.
-    pub fn cookie(&self, key: K) -> Result<Option<Cookie>> {
-        cookie(&self.map, &key.to_bytes())
+    pub fn cookie(&self, key: M::Key) -> Result<Option<Cookie>> {
+        cookie(self.map.sockets(), &key.to_bytes())
     }
 
     /// The keys that have a source, each with its cookie. Sources that come or go meanwhile may be left out.
-    pub fn iter(&self) -> impl Iterator<Item = (K, Cookie)> {
-        members(&self.map)
+    pub fn iter(&self) -> impl Iterator<Item = (M::Key, Cookie)> {
+        members(self.map.sockets())
     }
 
     /// Pins the map, so that it, its sources and their redirects outlive this process.
@@ -157,7 +175,69 @@ impl<K: Key> Attachment<K> {
     /// # Errors
     /// [`ErrorKind::System`] if `path` exists, or does not lie in a BPF file system.
     pub fn pin(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.map.pin(path.as_ref())
+        self.map.sockets_mut().pin(path.as_ref())
+    }
+
+    /// Detaches the redirect, and gives the map back with its sources under their keys. They and their targets are plain
+    /// sockets again, and no byte is lost: each of `links`, which come with their sources, ends as by [`Link::leave`]. It waits
+    /// until the kernel has handed over all that was redirected, at most for `patience` in all.
+    ///
+    /// A TCP source whose peer has ended its stream is not in the map afterwards, since the kernel takes established connections
+    /// only. It removes a UNIX stream when its peer ends it (`unix_shutdown`).
+    ///
+    /// # Errors
+    /// Those of [`Link::leave`], and [`ErrorKind::System`] if the map has a source that comes with no link. The attachment is as
+    /// it was, and is returned.
+    pub fn detach<'l, S: AsFd>(
+        self,
+        links: impl IntoIterator<Item = (&'l mut Link, S)>,
+        patience: Duration,
+    ) -> std::result::Result<M, Box<(Self, Error)>> {
+        let mut links: Vec<(&mut Link, S)> = links.into_iter().collect();
+        match self.detach_all(&mut links, Instant::now() + patience) {
+            Ok(()) => Ok(self.map),
+            Err(error) => Err(Box::new((self, error))),
+        }
+    }
+
+    fn detach_all<S: AsFd>(&self, links: &mut [(&mut Link, S)], deadline: Instant) -> Result<()> {
+        orphans::clear_of(&self.loaded);
+        let mut leaving = Vec::new();
+        for (link, source) in links.iter_mut() {
+            if let Some(place) = link.place_in(&self.loaded)? {
+                let key = self.loaded.own_key(place);
+                leaving.push((link, key, (*source).as_fd()));
+            }
+        }
+        let sockets = self.map.sockets();
+        let has_link = |key: &Vec<u8>| leaving.iter().any(|(_, of, _)| of.as_ref() == Some(key));
+        let members = members::<M::Key>(sockets).map(|(key, _)| key.to_bytes());
+        let without = members.filter(|key| !has_link(key)).count();
+        if without > 0 {
+            return Err(Error::new(
+                ErrorKind::System,
+                format!(
+                    "cannot detach the redirect: {without} of its sources come with no link, and would lose what is redirected \
+                     at this moment; pass their links, or close them"
+                ),
+            ));
+        }
+        let mut held = Vec::new();
+        for (link, _, source) in &leaving {
+            held.push(link.hold(*source)?);
+            link.drain(*source, deadline)?;
+        }
+        for (link, _, _) in &mut leaving {
+            link.end();
+        }
+        // Last of what can fail. A member keeps the program that its map had when it came, so the sources go and come again.
+        self.loaded.detach(sockets)?;
+        for (_, key, source) in &leaving {
+            let Some(key) = key else { continue };
+            // It is a plain socket in any case.
+            let _ = sockets.insert(key, *source);
+        }
+        Ok(())
     }
 
     /// How many messages of members that have no link were left to their readers.
@@ -166,7 +246,7 @@ impl<K: Key> Attachment<K> {
     }
 }
 
-impl<K> fmt::Debug for Attachment<K> {
+impl<M> fmt::Debug for Attachment<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Attachment").field(&self.plan).finish()
     }

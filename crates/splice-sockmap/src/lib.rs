@@ -71,7 +71,7 @@ pub use heartbeat::is_fresh;
 pub use key::{Cookie, FourTuple, Key};
 pub use lease::Lease;
 pub use link::{Link, LinkCounters, PassReason};
-pub use map::{SockHash, SockMap, id_of_map_with};
+pub use map::{Container, SockHash, SockMap, id_of_map_with};
 pub use pins::{LINK, Lock, Pins};
 pub use redirect::{Failure, Redirect};
 pub use redirections::Redirections;

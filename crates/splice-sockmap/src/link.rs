@@ -211,9 +211,28 @@ impl Link {
         let deadline = Instant::now() + patience;
         let _still = self.hold(source)?;
         self.drain(source, deadline)?;
+        self.end();
+        Ok(())
+    }
+
+    /// Takes both sockets out of the maps.
+    pub(crate) fn end(&mut self) {
         self.left = Some(self.counters());
         self.loaded.remove(self.place);
-        Ok(())
+    }
+
+    /// Where its source is in these maps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if it is a link of others.
+    pub(crate) fn place_in(&self, loaded: &Arc<Loaded>) -> Result<Option<Place>> {
+        if Arc::ptr_eq(&self.loaded, loaded) {
+            return Ok(self.left.is_none().then_some(self.place));
+        }
+        Err(Error::new(
+            ErrorKind::System,
+            "a link was passed that is not one of this attachment",
+        ))
     }
 
     /// [Leaves](Self::leave), and then dissolves the source's connection (`connect(2)` with `AF_UNSPEC`): a TCP peer
@@ -239,7 +258,7 @@ impl Link {
     }
 
     /// Makes sure that nothing comes while the source leaves.
-    fn hold<'a>(&self, source: BorrowedFd<'a>) -> Result<Option<Still<'a>>> {
+    pub(crate) fn hold<'a>(&self, source: BorrowedFd<'a>) -> Result<Option<Still<'a>>> {
         // Its owner decides when it sends.
         if self.redirect.is_of_sent() {
             return Ok(None);
@@ -253,7 +272,8 @@ impl Link {
         }
     }
 
-    fn drain(&self, source: BorrowedFd<'_>, deadline: Instant) -> Result<()> {
+    /// Waits until nothing is under way to the target.
+    pub(crate) fn drain(&self, source: BorrowedFd<'_>, deadline: Instant) -> Result<()> {
         loop {
             // A look at the queue of a TCP socket brings about the verdict of what waits there.
             if !self.redirect.is_of_sent() && has_bytes(source, self.source) {
@@ -299,7 +319,7 @@ impl Drop for Link {
 
 /// A TCP source to which nothing comes, for as long as this lives.
 #[derive(Debug)]
-struct Still<'a>(BorrowedFd<'a>);
+pub(crate) struct Still<'a>(BorrowedFd<'a>);
 
 impl<'a> Still<'a> {
     fn of(source: BorrowedFd<'a>, loaded: &Loaded) -> Result<Self> {

@@ -21,6 +21,7 @@ use crate::floor;
 use crate::heartbeat::Heartbeat;
 use crate::key::Cookie;
 use crate::map::{explained, refusal};
+use crate::pins::Pins;
 use crate::redirect::Redirect;
 use crate::socket_kind::SocketKind;
 
@@ -49,8 +50,12 @@ pub(crate) struct Plan {
 pub(crate) struct Loaded {
     plan: Plan,
     setting: RedirectionsSetting,
+    /// The one that redirects. `None` if it was opened to have everything leave.
+    program: Option<Program>,
+    /// If there is a lease.
+    pins: Option<Pins>,
     sources: SocketMap,
-    /// The sources by the keys of their places, if their map is the caller's.
+    /// The sources by the keys of their places, if their map is the caller's, or may be.
     own: Option<Mutex<HashMap<u64, Own>>>,
     targets: SocketMap,
     redirections: Map,
@@ -115,8 +120,12 @@ impl Loaded {
 
     /// The same with a map of the caller's for the sources. Nobody is in it yet: a member keeps the program that its map had
     /// when it came (`sock_map_link`).
-    pub(crate) fn load_for(plan: Plan, sources: &SocketMap) -> Result<Self> {
-        Self::load_with(plan, Some(sources), None, None)
+    pub(crate) fn load_for(
+        plan: Plan,
+        sources: &SocketMap,
+        heartbeat: Option<&Heartbeat>,
+    ) -> Result<Self> {
+        Self::load_with(plan, Some(sources), heartbeat, None)
     }
 
     fn load_with(
@@ -150,7 +159,7 @@ impl Loaded {
             opened.resize("redirections", plan.entries)
         })
         .map_err(|error| explained(&error))?;
-        let sources = match own_sources {
+        let mut sources = match own_sources {
             Some(own) => own.duplicate()?,
             None => object.socket_map("sources")?,
         };
@@ -160,12 +169,19 @@ impl Loaded {
             "redirect_received"
         };
         object.attach_to_map(program, &sources)?;
-        if let Some(heartbeat) = heartbeat {
-            pinned::pin(&mut object, &heartbeat.next_set()?)?;
-        }
+        let pins = match heartbeat {
+            Some(heartbeat) => {
+                let pins = heartbeat.next_set()?;
+                pinned::pin(&mut object, &mut sources, &pins)?;
+                Some(pins)
+            }
+            None => None,
+        };
         Ok(Self {
             plan,
             setting,
+            program: Some(object.program(program)?),
+            pins,
             sources,
             own: own_sources.map(|_| Mutex::default()),
             targets: object.socket_map("targets")?,
@@ -292,7 +308,8 @@ impl Loaded {
         self.note(place, source_kind, target_kind, Cookie::of(target)?)?;
         self.aim(place)?;
         // Last: from here on messages go to the target.
-        let inserted = self.sources.insert(&self.source_key(place), source);
+        let key = self.source_key(place).unwrap_or(key);
+        let inserted = self.sources.insert(&key, source);
         inserted.map_err(|errno| refusal(source_kind, errno).about("the source"))
     }
 
@@ -318,8 +335,8 @@ impl Loaded {
     /// Takes a source out of its map, and leaves it its place.
     pub(crate) fn remove_source(&self, place: Place) {
         // What is not there needs no removal, and what has come in its stead gets none.
-        if self.has_source(place) {
-            let _ = self.sources.remove(&self.source_key(place));
+        if let Some(key) = self.source_key(place).filter(|_| self.has_source(place)) {
+            let _ = self.sources.remove(&key);
         }
     }
 
@@ -345,8 +362,10 @@ impl Loaded {
 
     /// Whether the source is a member. The kernel removes it when it is closed.
     pub(crate) fn has_source(&self, place: Place) -> bool {
-        let found = self.sources.cookie(&self.source_key(place));
-        match (found, self.own(place)) {
+        let Some(key) = self.source_key(place) else {
+            return false;
+        };
+        match (self.sources.cookie(&key), self.own(place)) {
             (Ok(None), _) => false,
             // The key may have another socket since.
             (Ok(Some(cookie)), Some(own)) => cookie == own.cookie.0,
@@ -437,10 +456,28 @@ impl Loaded {
         }
     }
 
-    /// The key of a source in its map.
-    fn source_key(&self, place: Place) -> Vec<u8> {
-        self.own(place)
-            .map_or_else(|| self.key_bytes(place), |own| own.key)
+    /// The key of a source in its map. `None` if it is not in the caller's.
+    fn source_key(&self, place: Place) -> Option<Vec<u8>> {
+        match self.own {
+            Some(_) => Some(self.own(place)?.key),
+            None => Some(self.key_bytes(place)),
+        }
+    }
+
+    /// The key of a source that is in a map of the caller's.
+    pub(crate) fn own_key(&self, place: Place) -> Option<Vec<u8>> {
+        let own = self.own(place).filter(|_| self.has_source(place));
+        own.map(|own| own.key)
+    }
+
+    /// Takes the program from a map without sources, and the pins with it.
+    pub(crate) fn detach(&self, sources: &SocketMap) -> Result<()> {
+        if let Some(program) = &self.program {
+            program
+                .detach_from_map(sources, self.plan.redirect.is_of_sent())
+                .map_err(|errno| Error::system("cannot detach a program from its map", errno))?;
+        }
+        self.pins.as_ref().map_or(Ok(()), Pins::remove)
     }
 
     fn own(&self, place: Place) -> Option<Own> {

@@ -18,11 +18,11 @@ use crate::socket_kind::SocketKind;
 /// A member leaves when its last descriptor is closed, when it is removed, or when the last reference to the map is
 /// dropped: a descriptor, a pin, or a program that uses the map.
 #[derive(Debug)]
-pub struct SockMap(pub(crate) SocketMap);
+pub struct SockMap(SocketMap);
 
 /// A map of the type `BPF_MAP_TYPE_SOCKHASH`. Members leave it as they leave a [`SockMap`].
 pub struct SockHash<K> {
-    pub(crate) map: SocketMap,
+    map: SocketMap,
     keys: PhantomData<K>,
 }
 
@@ -140,6 +140,51 @@ impl<K: Key> SockHash<K> {
     /// The keys, each with the cookie of its socket. Members that come or go meanwhile may be left out.
     pub fn iter(&self) -> impl Iterator<Item = (K, Cookie)> {
         members(&self.map)
+    }
+}
+
+/// A map of sockets that a redirect can be attached to: a [`SockMap`] or a [`SockHash`].
+///
+/// The trait is sealed.
+pub trait Container: sealed::Sockets {
+    /// What names a socket in it.
+    type Key: Key;
+}
+
+pub(crate) mod sealed {
+    use splice_bpf::SocketMap;
+
+    pub trait Sockets {
+        fn sockets(&self) -> &SocketMap;
+        fn sockets_mut(&mut self) -> &mut SocketMap;
+    }
+}
+
+impl Container for SockMap {
+    type Key = u32;
+}
+
+impl sealed::Sockets for SockMap {
+    fn sockets(&self) -> &SocketMap {
+        &self.0
+    }
+
+    fn sockets_mut(&mut self) -> &mut SocketMap {
+        &mut self.0
+    }
+}
+
+impl<K: Key> Container for SockHash<K> {
+    type Key = K;
+}
+
+impl<K> sealed::Sockets for SockHash<K> {
+    fn sockets(&self) -> &SocketMap {
+        &self.map
+    }
+
+    fn sockets_mut(&mut self) -> &mut SocketMap {
+        &mut self.map
     }
 }
 

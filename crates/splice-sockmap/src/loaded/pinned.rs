@@ -4,11 +4,12 @@ use std::sync::Mutex;
 
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{Redirection, RedirectionBound, RedirectionsSetting};
-use splice_bpf::{Map, Object, Program, SocketMapType};
+use splice_bpf::{Map, Object, Program, SocketMap, SocketMapType};
 
-use super::{Loaded, Place, Plan, SETTING_SECTION};
+use super::{Loaded, Own, Place, Plan, SETTING_SECTION};
 use crate::bound::Bounds;
 use crate::heartbeat;
+use crate::key::Cookie;
 use crate::pins::Pins;
 use crate::redirect::Redirect;
 
@@ -18,10 +19,13 @@ pub(super) const LEASE: &str = "lease";
 /// The program that looks at targets, and the name of its pin.
 pub(super) const LOOK: &str = "look";
 
+/// The map of the sources, which may be the caller's.
+const SOURCES: &str = "sources";
+
 /// The maps that are pinned, with the names of their pins.
 const PINNED_MAPS: [(&str, &str); 6] = [
     (LEASE, "lease"),
-    ("sources", "sources"),
+    (SOURCES, SOURCES),
     ("targets", "targets"),
     ("redirections", "redirections"),
     ("unknown", "unknown"),
@@ -29,9 +33,12 @@ const PINNED_MAPS: [(&str, &str); 6] = [
     (SETTING_SECTION, "setting"),
 ];
 
-pub(super) fn pin(object: &mut Object, pins: &Pins) -> Result<()> {
+pub(super) fn pin(object: &mut Object, sources: &mut SocketMap, pins: &Pins) -> Result<()> {
     for (map, name) in PINNED_MAPS {
-        object.pin_map(map, &pins.path(name))?;
+        match map {
+            SOURCES => sources.pin(&pins.path(name))?,
+            _ => object.pin_map(map, &pins.path(name))?,
+        }
     }
     // Last: without it no source has come yet.
     object.pin_program(LOOK, &pins.path(LOOK))
@@ -86,6 +93,13 @@ impl Loaded {
             ));
         };
         let (sources, targets) = (sources?.into_socket_map(), targets?.into_socket_map());
+        // The keys may be those of the owner's choice, so each source is found by its cookie.
+        let members = sources.keys().filter_map(|key| {
+            let cookie = Cookie(sources.cookie(&key).ok()??);
+            let place = if setting.only != 0 { 0 } else { cookie.0 };
+            Some((place, Own { key, cookie }))
+        });
+        let own = members.collect();
         let redirect = match (setting.is_sent != 0, setting.to_local != 0) {
             (true, true) => Redirect::SendToLocal,
             (true, false) => Redirect::SendToEgress,
@@ -106,8 +120,10 @@ impl Loaded {
                 release: None,
             },
             setting,
+            program: None,
+            pins: None,
             sources,
-            own: None,
+            own: Some(Mutex::new(own)),
             targets,
             redirections,
             unknown: unknown?,

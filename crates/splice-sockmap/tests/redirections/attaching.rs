@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use netlab::{Need, available, until};
 use splice_sockmap::{
-    Attachment, Cookie, ErrorKind, FourTuple, Key, Link, MapType, Redirect, SockHash, SockMap,
+    Attachment, Container, Cookie, ErrorKind, FourTuple, Lease, Link, Redirect, SockHash, SockMap,
     SocketKind,
 };
 
@@ -19,19 +19,58 @@ use crate::pins::Pins;
 /// Far more than a busy machine takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A redirect on a map of either type, with indices as keys.
-fn attached(map_type: MapType, entries: u32, redirect: Redirect) -> Attachment<u32> {
-    let attached = match map_type {
-        MapType::Map => SockMap::create(entries).and_then(|map| map.attach(redirect)),
-        MapType::Hash => SockHash::create(entries).and_then(|map| map.attach(redirect)),
-    };
-    attached.expect("attached")
+/// A map of either type, with indices as keys.
+pub(crate) trait Own: Container<Key = u32> + Sized {
+    fn attached(entries: u32, redirect: Redirect) -> Attachment<Self>;
+    fn leased(lease: &Lease, entries: u32, redirect: Redirect) -> Attachment<Self>;
+    fn members(&self) -> Vec<(u32, Cookie)>;
+    fn remove_from(&self, key: u32) -> bool;
+}
+
+impl Own for SockMap {
+    fn attached(entries: u32, redirect: Redirect) -> Attachment<Self> {
+        let attached = Self::create(entries).and_then(|map| map.attach(redirect));
+        attached.expect("attached")
+    }
+
+    fn leased(lease: &Lease, entries: u32, redirect: Redirect) -> Attachment<Self> {
+        let attached = Self::create(entries).and_then(|map| map.attach_leased(lease, redirect));
+        attached.expect("attached")
+    }
+
+    fn members(&self) -> Vec<(u32, Cookie)> {
+        self.iter().collect()
+    }
+
+    fn remove_from(&self, key: u32) -> bool {
+        self.remove(key).expect("removed")
+    }
+}
+
+impl Own for SockHash<u32> {
+    fn attached(entries: u32, redirect: Redirect) -> Attachment<Self> {
+        let attached = Self::create(entries).and_then(|map| map.attach(redirect));
+        attached.expect("attached")
+    }
+
+    fn leased(lease: &Lease, entries: u32, redirect: Redirect) -> Attachment<Self> {
+        let attached = Self::create(entries).and_then(|map| map.attach_leased(lease, redirect));
+        attached.expect("attached")
+    }
+
+    fn members(&self) -> Vec<(u32, Cookie)> {
+        self.iter().collect()
+    }
+
+    fn remove_from(&self, key: u32) -> bool {
+        self.remove(key).expect("removed")
+    }
 }
 
 /// The whole cycle under a key of the caller's: in, redirected, out.
-fn cycle<K: Key + std::fmt::Debug + PartialEq>(
-    attachment: &Attachment<K>,
-    key: K,
+fn cycle<M: Container<Key: std::fmt::Debug + PartialEq>>(
+    attachment: &Attachment<M>,
+    key: M::Key,
     redirect: Redirect,
     (source, target): (&Pair, &Pair),
     (source_kind, target_kind): (SocketKind, SocketKind),
@@ -55,29 +94,32 @@ fn a_redirect_works_on_a_map_of_the_callers_for_each_pair_of_kinds() {
         return;
     }
     for redirect in Redirect::ALL {
-        for map_type in MapType::ALL {
-            for source_kind in KINDS {
-                // A map of one socket, since a message that a UNIX socket has received does not tell so.
-                let attachment = attached(map_type, 1, redirect);
-                for target_kind in KINDS {
-                    let (source, target) = (Pair::of(source_kind), Pair::of(target_kind));
-                    if redirect.supports(source_kind, target_kind).is_err() {
-                        let error = attachment
-                            .link(0, &source.member, &target.member)
-                            .expect_err("it is not supported");
-                        assert_eq!(error.kind(), ErrorKind::UnsupportedSocket);
-                        assert_eq!(attachment.iter().count(), 0);
-                        continue;
-                    }
-                    let kinds = (source_kind, target_kind);
-                    let mut link = cycle(&attachment, 0, redirect, (&source, &target), kinds);
-                    if source_kind == SocketKind::UnixStream {
-                        drop(source.peer);
-                    }
-                    link.leave(&source.member, PATIENCE).expect("it leaves");
-                    assert_eq!(attachment.iter().count(), 0);
-                }
+        works_for_each_pair_of_kinds::<SockMap>(redirect);
+        works_for_each_pair_of_kinds::<SockHash<u32>>(redirect);
+    }
+}
+
+fn works_for_each_pair_of_kinds<M: Own>(redirect: Redirect) {
+    for source_kind in KINDS {
+        // A map of one socket, since a message that a UNIX socket has received does not tell so.
+        let attachment = M::attached(1, redirect);
+        for target_kind in KINDS {
+            let (source, target) = (Pair::of(source_kind), Pair::of(target_kind));
+            if redirect.supports(source_kind, target_kind).is_err() {
+                let error = attachment
+                    .link(0, &source.member, &target.member)
+                    .expect_err("it is not supported");
+                assert_eq!(error.kind(), ErrorKind::UnsupportedSocket);
+                assert_eq!(attachment.iter().count(), 0);
+                continue;
             }
+            let kinds = (source_kind, target_kind);
+            let mut link = cycle(&attachment, 0, redirect, (&source, &target), kinds);
+            if source_kind == SocketKind::UnixStream {
+                drop(source.peer);
+            }
+            link.leave(&source.member, PATIENCE).expect("it leaves");
+            assert_eq!(attachment.iter().count(), 0);
         }
     }
 }
@@ -150,7 +192,7 @@ fn what_a_map_of_the_callers_cannot_do_is_refused() {
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.to_string().contains("sock_map_link"), "{error}");
 
-    let attachment = attached(MapType::Hash, 2, Redirect::IngressToEgress);
+    let attachment = SockHash::<u32>::attached(2, Redirect::IngressToEgress);
     for kind in [SocketKind::UnixStream, SocketKind::UnixDatagram] {
         let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Tcp));
         let error = attachment
@@ -169,28 +211,31 @@ fn a_map_of_the_callers_that_is_dropped_in_full_flow_loses_nothing() {
         return;
     }
     for redirect in [Redirect::IngressToEgress, Redirect::IngressToLocal] {
-        for map_type in MapType::ALL {
-            let attachment = attached(map_type, 8, redirect);
-            let (source, target) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
-            let link = attachment
-                .link(5, &source.member, &target.member)
-                .expect("linked");
-            let (payload, flow, mut come) = (Payload::new(9), Flow::default(), Vec::new());
-            let reader = ends(redirect, &source, &target).1;
-            thread::scope(|scope| {
-                scope.spawn(|| flow.send(&source.peer, payload));
-                let _end = EndOf(&flow);
-                follow(&flow, reader, &mut come, 10 * AHEAD_BYTES);
-                drop((link, attachment));
-                follow(&flow, reader, &mut come, 10 * AHEAD_BYTES);
-            });
-            until("the rest has come", || {
-                drain(reader, &mut come);
-                come.len() >= flow.sent.load(Ordering::Relaxed)
-            });
-            payload.check(0, &come);
-        }
+        loses_nothing_when_dropped::<SockMap>(redirect);
+        loses_nothing_when_dropped::<SockHash<u32>>(redirect);
     }
+}
+
+fn loses_nothing_when_dropped<M: Own>(redirect: Redirect) {
+    let attachment = M::attached(8, redirect);
+    let (source, target) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
+    let link = attachment
+        .link(5, &source.member, &target.member)
+        .expect("linked");
+    let (payload, flow, mut come) = (Payload::new(9), Flow::default(), Vec::new());
+    let reader = ends(redirect, &source, &target).1;
+    thread::scope(|scope| {
+        scope.spawn(|| flow.send(&source.peer, payload));
+        let _end = EndOf(&flow);
+        follow(&flow, reader, &mut come, 10 * AHEAD_BYTES);
+        drop((link, attachment));
+        follow(&flow, reader, &mut come, 10 * AHEAD_BYTES);
+    });
+    until("the rest has come", || {
+        drain(reader, &mut come);
+        come.len() >= flow.sent.load(Ordering::Relaxed)
+    });
+    payload.check(0, &come);
 }
 
 #[test]
@@ -198,19 +243,22 @@ fn a_closed_source_makes_room_under_its_key() {
     if !available(Need::Root) {
         return;
     }
-    for map_type in MapType::ALL {
-        let attachment = attached(map_type, 1, Redirect::IngressToLocal);
-        let target = Pair::of(SocketKind::Tcp);
-        for _ in 0..5 {
-            let source = Pair::of(SocketKind::Tcp);
-            drop(
-                attachment
-                    .link(0, &source.member, &target.member)
-                    .expect("linked"),
-            );
-            put(&source.peer, b"redirected");
-            assert_eq!(take(&target.member), b"redirected", "{map_type:?}");
-        }
+    makes_room_when_closed::<SockMap>();
+    makes_room_when_closed::<SockHash<u32>>();
+}
+
+fn makes_room_when_closed<M: Own>() {
+    let attachment = M::attached(1, Redirect::IngressToLocal);
+    let target = Pair::of(SocketKind::Tcp);
+    for _ in 0..5 {
+        let source = Pair::of(SocketKind::Tcp);
+        drop(
+            attachment
+                .link(0, &source.member, &target.member)
+                .expect("linked"),
+        );
+        put(&source.peer, b"redirected");
+        assert_eq!(take(&target.member), b"redirected");
     }
 }
 

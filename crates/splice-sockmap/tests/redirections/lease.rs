@@ -7,8 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use netlab::{BpfFileSystem, Need, available, until};
-use splice_sockmap::{ErrorKind, Lease, MapType, PassReason, Redirect, Redirections, SocketKind};
+use splice_sockmap::{
+    ErrorKind, Lease, MapType, PassReason, Redirect, Redirections, SockHash, SockMap, SocketKind,
+};
 
+use crate::attaching::Own;
 use crate::conversation::{KINDS, Pair, put, take};
 use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain, follow};
 use crate::linking::ends;
@@ -223,6 +226,85 @@ fn sources_that_receive_stay_until_they_are_closed_and_lose_nothing() {
         place.take(FOR_LONG).release(PATIENCE).expect("released");
         assert!(!place.directory().exists());
     }
+}
+
+/// The keys are the caller's, and the next owner does not know them.
+#[test]
+fn a_lease_on_a_map_of_the_callers_holds_lapses_and_is_cleared() {
+    if !available(Need::Root) {
+        return;
+    }
+    for redirect in Redirect::ALL {
+        lapses_and_is_cleared::<SockMap>(redirect);
+        lapses_and_is_cleared::<SockHash<u32>>(redirect);
+    }
+}
+
+fn lapses_and_is_cleared<M: Own>(redirect: Redirect) {
+    let place = Place::new();
+    let dead = place.take(FOR_LONG);
+    let attachment = M::leased(&dead, 8, redirect);
+    let [source, target, other] = [(); 3].map(|()| Pair::of(SocketKind::Tcp));
+    let link = attachment.link(5, &source.member, &target.member);
+    let link = link.expect("linked");
+    let mut gone = attachment
+        .link(7, &other.member, &target.member)
+        .expect("linked");
+    gone.leave(&other.member, PATIENCE).expect("it leaves");
+    let (from, to) = ends(redirect, &source, &target);
+    put(from, b"redirected");
+    assert_eq!(take(to), b"redirected", "{redirect}");
+
+    // Whatever the process had goes, and the pins stay.
+    drop((dead, attachment, link));
+    assert_eq!(place.sets(), 1);
+    let usual = match redirect.is_of_sent() {
+        true => &source.peer,
+        false => &source.member,
+    };
+    let heir = place.take(FOR_LONG);
+    // What receives stays, and passes, until it is closed.
+    let is_left = usize::from(!redirect.is_of_sent());
+    assert_eq!((heir.left_behind(), place.sets()), (is_left, is_left));
+    put(from, b"not redirected");
+    assert_eq!(take(usual), b"not redirected", "{redirect}");
+    drop((heir, source));
+    until("all is cleared", || place.take(FOR_LONG).left_behind() == 0);
+    place.take(FOR_LONG).release(PATIENCE).expect("released");
+    assert!(!place.directory().exists());
+
+    // By its own heartbeat, too.
+    let lease = place.take(AT_ONCE);
+    let attachment = M::leased(&lease, 8, redirect);
+    let source = Pair::of(SocketKind::Tcp);
+    let link = attachment.link(3, &source.member, &target.member);
+    let link = link.expect("linked");
+    until("it lapses", || {
+        put(ends(redirect, &source, &target).0, b"a message");
+        link.counters().passed_for(PassReason::Lapsed) > 0
+    });
+}
+
+#[test]
+fn a_redirect_with_a_lease_is_detached_with_its_pins() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    let lease = place.take(FOR_LONG);
+    let attachment = SockMap::leased(&lease, 8, Redirect::IngressToEgress);
+    let (source, target) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
+    let mut link = attachment
+        .link(5, &source.member, &target.member)
+        .expect("linked");
+    assert_eq!(place.sets(), 1);
+    let map = attachment
+        .detach([(&mut link, &source.member)], PATIENCE)
+        .unwrap_or_else(|failed| panic!("{}", failed.1));
+    assert_eq!((place.sets(), map.iter().count()), (0, 1));
+    put(&source.peer, b"to its reader");
+    assert_eq!(take(&source.member), b"to its reader");
+    lease.release(PATIENCE).expect("released");
 }
 
 #[test]

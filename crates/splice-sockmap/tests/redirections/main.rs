@@ -5,6 +5,7 @@ mod bounding;
 mod catching;
 mod closing;
 mod conversation;
+mod detaching;
 mod flow;
 mod lease;
 mod leaving;
