@@ -14,39 +14,11 @@
 
 #include "redirections.h"
 #include "redirections_maps.h"
+#include "redirections_queues.h"
 #include "lib/lease.h"
 
-/*
- * The kernel's structures, as far as they are read. The names behind ___ are ours: other headers declare
- * other fields of them.
- */
+/* The name behind ___ is ours: other headers declare other fields of it. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-
-struct cookie___redirections {
-	__s64 counter;
-};
-
-struct sock_common___redirections {
-	struct cookie___redirections skc_cookie;
-};
-
-struct sock___redirections {
-	struct sock_common___redirections __sk_common;
-	void *sk_user_data;
-};
-
-struct list_head___redirections {
-	struct list_head___redirections *next;
-};
-
-struct sk_buff_head___redirections {
-	__u32 qlen;
-};
-
-struct sk_psock___redirections {
-	struct sk_buff_head___redirections ingress_skb;
-	struct list_head___redirections ingress_msg;
-};
 
 struct tcp_sock___redirections {
 	__u32 write_seq;
@@ -54,9 +26,6 @@ struct tcp_sock___redirections {
 };
 
 #pragma clang attribute pop
-
-/* sk_user_data carries flags in its low bits (SK_USER_DATA_PTRMASK). */
-#define USER_DATA_FLAGS 7UL
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -138,39 +107,24 @@ static __always_inline int is_over(void)
 	return of->lapsed != 0;
 }
 
-struct queues {
-	__u32 backlog;	/* messages that wait for the kernel's worker */
-	__u32 unread;	/* 1 if there are bytes for its reader */
-};
-
-static __always_inline struct queues queues_of(struct sock___redirections *sk)
+static __always_inline int is_tcp_egress(struct redirection_bound *bound)
 {
-	void *user_data = NULL;
-	struct sk_psock___redirections *psock;
-	struct list_head___redirections *head, *first = NULL;
-	struct queues found = {};
-
-	bpf_core_read(&user_data, sizeof(user_data), &sk->sk_user_data);
-	psock = (void *)((__u64)user_data & ~USER_DATA_FLAGS);
-	if (!psock)
-		return found;
-	head = (void *)psock + bpf_core_field_offset(psock->ingress_msg);
-	bpf_core_read(&found.backlog, sizeof(found.backlog), &psock->ingress_skb.qlen);
-	bpf_probe_read_kernel(&first, sizeof(first), head);
-	found.unread = first != head;
-	return found;
+	return !setting.to_local && bound->is_tcp;
 }
 
 /*
- * Bytes that were redirected to a target, and that it has not sent, or its reader not read. Exactly so for TCP's egress,
- * as long as its owner does not write meanwhile; else as many as came since its queues were last empty.
+ * Bytes that were redirected to a target, and that it has not sent, or its reader not read: for the egress of TCP by its
+ * sequence numbers, as long as its owner does not write meanwhile; else by its queues, with what others have put there. If
+ * those cannot be told, as many as came since they could.
+ *
+ * Of each other source, one message may be counted already that is about to be queued.
  */
 static __always_inline __u64 outstanding(struct redirection_bound *bound, __u64 cookie, int is_verdict)
 {
 	struct sock___redirections *sk = (void *)bound->socket;
 	struct tcp_sock___redirections *tcp = (void *)sk;
-	__u64 redirected = bound->redirected, waiting = redirected - bound->gone, found = 0;
-	__u32 write_seq = 0, snd_nxt = 0, unsent = 0;
+	__u64 redirected = bound->redirected, waiting = redirected - bound->gone, found = 0, queued = 0;
+	__u32 write_seq = 0, snd_nxt = 0, unsent, pending;
 	struct queues queues;
 
 	/* Closed, or not known yet: the helper refuses it, or it is a moment old. */
@@ -179,25 +133,28 @@ static __always_inline __u64 outstanding(struct redirection_bound *bound, __u64 
 	if (!sk || found != cookie)
 		return 0;
 	queues = queues_of(sk);
-	if (!setting.to_local && bound->is_tcp) {
-		bpf_core_read(&write_seq, sizeof(write_seq), &tcp->write_seq);
-		bpf_core_read(&snd_nxt, sizeof(snd_nxt), &tcp->snd_nxt);
-		unsent = write_seq - snd_nxt;
+	if (!is_tcp_egress(bound)) {
+		if (!count_queued(&queues, setting.to_local, &queued))
+			return waiting;
+		if (queued > redirected)
+			queued = redirected;
+		if (is_verdict)
+			bound->gone = redirected - queued;
+		return queued;
 	}
-	if (!queues.backlog && !(setting.to_local && queues.unread)) {
-		/* Of each other source, one message may be counted already that is about to be queued. */
+	bpf_core_read(&write_seq, sizeof(write_seq), &tcp->write_seq);
+	bpf_core_read(&snd_nxt, sizeof(snd_nxt), &tcp->snd_nxt);
+	unsent = write_seq - snd_nxt;
+	if (!queues.backlog) {
 		if (is_verdict) {
 			bound->gone = redirected;
 			bound->base = write_seq - (__u32)redirected;
 		}
 		return unsent;
 	}
-	if (!setting.to_local && bound->is_tcp) {
-		__u32 pending = bound->base + (__u32)redirected - write_seq;
-
-		if (pending < waiting)
-			waiting = pending;
-	}
+	pending = bound->base + (__u32)redirected - write_seq;
+	if (pending < waiting)
+		waiting = pending;
 	return waiting + unsent;
 }
 
@@ -223,6 +180,9 @@ static __always_inline int is_beyond(struct redirection *of, struct redirection_
 		count_passed(of, bytes, REDIRECTION_FULL);
 		return 1;
 	}
+	/* A look at the target costs more than to know that there is room in any case. */
+	if (!is_tcp_egress(bound) && bound->redirected - bound->gone + bytes <= bound->most_bytes)
+		return 0;
 	if (outstanding(bound, of->target, 1) + bytes <= bound->most_bytes)
 		return 0;
 	__sync_fetch_and_add(&of->gate, 2ULL * bytes + held);

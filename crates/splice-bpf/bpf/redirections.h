@@ -36,7 +36,7 @@ struct redirection_bound {
 	__u64 socket;		/* the target, to be read; 0 until it is known */
 	__u64 most_bytes;
 	__u64 redirected;	/* bytes, all of them */
-	__u64 gone;		/* as many of them had gone when the target's queues were last seen empty */
+	__u64 gone;		/* as many of them had gone when the target was last looked at; of TCP's egress, when it was last seen empty */
 	__u32 base;		/* TCP's number of the next byte at that time, less `redirected` */
 	__u32 is_tcp;
 };

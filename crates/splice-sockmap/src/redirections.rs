@@ -71,8 +71,10 @@ impl Redirections {
     /// socket has sent, or its reader has read. A message beyond it is passed, and counted as
     /// [`Full`](crate::PassReason::Full). On a stream so is everything behind it, until [`Link::resume`]: it would overtake.
     ///
-    /// The kernel tells exactly what a TCP socket has sent, unless its owner writes to it meanwhile. Of other targets it tells when nothing
-    /// waits any more: until then, everything since the last such moment counts as outstanding.
+    /// The program reads what waits: of a TCP socket that sends, by its sequence numbers, exactly unless its owner writes to it
+    /// meanwhile; of every other target, by its queues, with what it has passed to its own reader. Up to one message of each
+    /// other source may be on its way there, and come on top. Of a queue of more than 1024 messages, and of one that changes
+    /// while it is read, everything counts that came since it could be read.
     pub fn bounded(self, most_bytes: u64) -> Self {
         self.shared.bound(most_bytes);
         self

@@ -22,6 +22,14 @@ const BOUND: u64 = 16 << 10;
 
 const MESSAGE_BYTES: usize = 1000;
 
+/// What a socket with a small send buffer has sent and its peer not read, at most.
+const SENT_MOST: usize = 8 << 10;
+
+/// The same of a VSOCK socket, which has its peer's credit, of 256 KiB (`VIRTIO_VSOCK_DEFAULT_BUF_SIZE`). The peer renews it in
+/// large steps, during which the backlog grows.
+const SENT_MOST_VSOCK: usize = 512 << 10;
+const BOUND_VSOCK: u64 = 768 << 10;
+
 fn bounded(redirect: Redirect, most_bytes: u64) -> Redirections {
     let loaded = Redirections::new(redirect, MapType::Hash, 8).expect("loaded");
     loaded.bounded(most_bytes)
@@ -135,6 +143,101 @@ fn nothing_passes_while_the_targets_peer_keeps_up() {
         follow(&flow, &target.peer, &mut come, 100 * AHEAD_BYTES);
     });
     assert_eq!(link.counters().passed_messages, 0);
+    payload.check(0, &come);
+}
+
+/// The reader, or the target's peer, is never done: at the end far more than the bound has gone through, and nothing has
+/// passed. What is outstanding is told to the byte.
+#[test]
+fn a_target_that_is_never_empty_has_room_for_what_was_consumed() {
+    if !available(Need::Root) {
+        return;
+    }
+    for redirect in Redirect::ALL {
+        for source_kind in KINDS {
+            for target_kind in KINDS {
+                // A UDP socket sends what it has at once.
+                let is_at_once = target_kind == SocketKind::Udp && !redirect.is_to_local();
+                // By its sequence numbers; its buffers hold all that is sent here.
+                let is_by_number = target_kind == SocketKind::Tcp && !redirect.is_to_local();
+                let is_supported = redirect.supports(source_kind, target_kind).is_ok();
+                if is_supported && !is_at_once && !is_by_number {
+                    keeps_up_without_an_end(redirect, source_kind, target_kind);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn keeps_up_without_an_end(
+    redirect: Redirect,
+    source_kind: SocketKind,
+    target_kind: SocketKind,
+) {
+    let what = format!("{redirect}: {source_kind} to {target_kind}");
+    let is_vsock = matches!(
+        target_kind,
+        SocketKind::VsockStream | SocketKind::VsockSeqpacket
+    );
+    let (bound, sent_most, times) = match is_vsock {
+        true => (BOUND_VSOCK, SENT_MOST_VSOCK, 2),
+        false => (BOUND, SENT_MOST, 10),
+    };
+    let redirections = bounded(redirect, bound);
+    let (source, target) = (Pair::of(source_kind), Pair::of(target_kind));
+    // What its socket holds has been sent, and only the backlog behind it is outstanding.
+    set_socket_send_buffer_size(&target.member, SENT_MOST / 2).expect("bounded");
+    let link = redirections
+        .link(&source.member, &target.member)
+        .expect("linked");
+    let (from, to) = ends(redirect, &source, &target);
+    let (payload, mut come) = (Payload::new(34), Vec::new());
+    let put_next = || {
+        let sent = link.counters().bytes;
+        put(from, payload.piece(sent, MESSAGE_BYTES));
+        let now = sent + MESSAGE_BYTES as u64;
+        until(&format!("{what}: it is redirected"), || {
+            link.counters().bytes == now
+        });
+    };
+    let take_next = |come: &mut Vec<u8>| {
+        let mut message = [0; MESSAGE_BYTES];
+        until(&format!("{what}: a message is there"), || {
+            let received = recv(to, &mut message[..], RecvFlags::DONTWAIT);
+            received == Ok((MESSAGE_BYTES, MESSAGE_BYTES))
+        });
+        come.extend_from_slice(&message);
+    };
+    let outstanding = || {
+        let told = link.outstanding().expect("looked");
+        told.expect("bounded")
+    };
+    let is_told = |come: &[u8]| {
+        let waits = link.counters().bytes - come.len() as u64;
+        let told = outstanding();
+        match redirect.is_to_local() {
+            true => told == waits,
+            false => told <= waits && told + sent_most as u64 >= waits,
+        }
+    };
+    while outstanding() < bound / 2 {
+        put_next();
+    }
+    for _ in 0..times * bound / MESSAGE_BYTES as u64 {
+        take_next(&mut come);
+        until(&format!("{what}: one is consumed"), || is_told(&come));
+        put_next();
+        assert_eq!(full(&link), 0, "{what}");
+        until(&format!("{what}: another waits"), || is_told(&come));
+        assert!(outstanding() > 0, "{what}");
+    }
+    while (come.len() as u64) < link.counters().bytes {
+        take_next(&mut come);
+        until(&format!("{what}: fewer wait"), || is_told(&come));
+    }
+    until(&format!("{what}: nothing is outstanding"), || {
+        outstanding() == 0
+    });
     payload.check(0, &come);
 }
 
