@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use splice_base::release::{FOREIGN_BYTES, FULL_TARGETS, FixedIn, PARSER_COUNTS, Release};
@@ -20,6 +21,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const BYTES: &[u8] = b"queued";
+
+/// A small receive buffer: some ten datagrams, each of which is charged with its bookkeeping.
+const FULL_BYTES: usize = 4 << 10;
+
+/// How long a reader that gets nothing is watched. One that gets something gets it at once.
+const STALLED: Duration = Duration::from_millis(100);
 
 const LATE_DATAGRAM: &str = "its datagram did not arrive in time";
 
@@ -38,7 +45,12 @@ pub struct Defect {
 /// Every defect that is known and may matter to a program with sockets in maps, present or not: tried where that is
 /// harmless, and else told by the version. It takes well under a second if all is well.
 pub fn defects() -> Vec<Defect> {
-    let mut all = vec![fionread(), empty_datagram(), splice_is_blind()];
+    let mut all = vec![
+        fionread(),
+        empty_datagram(),
+        splice_is_blind(),
+        udp_reader(),
+    ];
     let release = Release::here();
     all.extend(BY_VERSION.iter().map(|known| known.on(release)));
     all
@@ -230,6 +242,66 @@ fn splice_is_blind() -> Defect {
     }
 }
 
+/// A UDP reader whose queue is full of its own datagrams gets EAGAIN for as long as something redirected waits for room there,
+/// which nobody makes: `udp_bpf_recvmsg` takes it for something to be read, and looks at nothing else (seen on 6.12.117). On
+/// 6.18.44 the reader gets what was redirected at once.
+fn udp_reader() -> Defect {
+    let name = "udp";
+    let trial = |link: &Link, source: Pair, target: Pair| {
+        let words = |errno: Errno| errno.to_string();
+        set_socket_recv_buffer_size(&target.member, FULL_BYTES).map_err(words)?;
+        // The kernel drops those that find it full.
+        for _ in 0..FULL_BYTES / BYTES.len() {
+            send(&target.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
+        }
+        send(&source.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
+        let deadline = Instant::now() + PATIENCE;
+        while link.counters().messages == 0 {
+            if Instant::now() >= deadline {
+                return Err(LATE_DATAGRAM.into());
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        is_stalled(&target.member, Instant::now() + STALLED)
+    };
+    let loaded = Redirections::new(Redirect::IngressToLocal, MapType::Hash, 1)
+        .map_err(|error| error.to_string());
+    let tried = loaded.and_then(|redirections| linked(&redirections, SocketKind::Udp, trial));
+    let (present, reason) = match tried {
+        Ok(true) => (
+            Some(true),
+            "recv(2) fails with EAGAIN for good on a UDP socket whose queue is full of its own datagrams when another is \
+             redirected to it; give such a socket a larger SO_RCVBUF"
+                .into(),
+        ),
+        Ok(false) => (
+            Some(false),
+            "a UDP socket whose queue is full of its own datagrams receives when another is redirected to it".into(),
+        ),
+        Err(why) => (None, format!("not tried: {why}")),
+    };
+    Defect {
+        name,
+        present,
+        reason,
+    }
+}
+
+/// Whether a reader with datagrams in its queue gets none until `deadline`.
+fn is_stalled(reader: &OwnedFd, deadline: Instant) -> Result<bool, String> {
+    let mut byte = [0; 1];
+    loop {
+        match recv(reader, &mut byte, RecvFlags::DONTWAIT) {
+            Ok(_) => return Ok(false),
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
+                thread::sleep(LOOK_AGAIN);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
+            Err(errno) => return Err(errno.to_string()),
+        }
+    }
+}
+
 /// Runs a trial with a link between two connections, which end with it. The link is forgotten whatever the trial shows:
 /// if it were dropped, its maps would stay.
 fn linked<T>(
@@ -375,6 +447,32 @@ mod tests {
         send(&udp.peer, &[], SendFlags::NOSIGNAL).expect("sent");
         assert_eq!(is_stuck(&udp.member, Instant::now() + PATIENCE), Ok(false));
         Ok(())
+    }
+
+    #[test]
+    fn a_reader_is_stalled_if_it_gets_nothing_and_not_if_it_gets_its_own() -> Result<(), String> {
+        let udp = Pair::of(SocketKind::Udp)?;
+        assert_eq!(is_stalled(&udp.member, Instant::now()), Ok(true));
+        send(&udp.peer, BYTES, SendFlags::NOSIGNAL).expect("sent");
+        assert_eq!(
+            is_stalled(&udp.member, Instant::now() + PATIENCE),
+            Ok(false)
+        );
+        Ok(())
+    }
+
+    /// Seen on 6.12.117 and not on 6.18. It is tried, so the version decides nothing.
+    #[test]
+    fn a_udp_reader_stalls_on_kernels_before_6_18() {
+        if !netlab::available(netlab::Need::Bpf) {
+            return;
+        }
+        let defect = udp_reader();
+        let is_mended = Release::here().is_some_and(|release| release.series() >= (6, 18));
+        if is_mended {
+            assert_eq!(defect.present, Some(false), "{}", defect.reason);
+        }
+        assert!(defect.present.is_some(), "{}", defect.reason);
     }
 
     #[test]

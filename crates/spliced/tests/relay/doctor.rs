@@ -197,7 +197,7 @@ fn with_every_privilege_every_engine_works() {
     assert!(reason.contains("the kernel moves the bytes"), "{reason}");
     assert!(reason.contains("not between UNIX sockets"), "{reason}");
     assert!(fionread(&report)["present"].is_boolean(), "{report}");
-    for name in ["empty", "splice"] {
+    for name in ["empty", "splice", "udp"] {
         let defects = report["defects"].as_array().expect("a list");
         let defect = defects.iter().find(|defect| defect["name"] == name);
         assert!(
