@@ -14,6 +14,7 @@ use splice_sockmap::{Cookie, ErrorKind, FourTuple, SockHash, SockMap, SocketKind
 
 use crate::conversation::{KINDS, Pair};
 use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain, follow};
+use crate::linking::converse;
 use crate::payload::Payload;
 use crate::pins::Pins;
 use crate::tls;
@@ -48,6 +49,46 @@ fn a_map_tells_the_cookies_of_its_members() {
     assert!(map.remove(1).expect("removed"));
     assert!(!map.remove(1).expect("nothing to remove"));
     assert_eq!(map.cookie(1).expect("read"), None);
+}
+
+#[test]
+fn sockets_of_each_kind_go_into_maps_of_both_types_and_out() {
+    if !available(Need::Root) {
+        return;
+    }
+    let pins = Pins::new();
+    for kind in KINDS {
+        for make in [Pair::of, Pair::of6] {
+            goes_in_and_out(kind, &make(kind), &pins);
+        }
+    }
+}
+
+pub(crate) fn goes_in_and_out(kind: SocketKind, pair: &Pair, pins: &Pins) {
+    let cookie = Cookie::of(&pair.member).expect("a cookie");
+    let [map_name, hash_name] = ["map", "hash"].map(|of| pins.path(&format!("{of}{}", cookie.0)));
+    let mut map = SockMap::create(2).expect("a map");
+    let mut hash = SockHash::<Cookie>::create(2).expect("a map");
+    map.pin(&map_name).expect("pinned");
+    hash.pin(&hash_name).expect("pinned");
+    // In both at once, and twice.
+    for _ in 0..2 {
+        map.insert(1, &pair.member).expect("inserted");
+        hash.insert(cookie, &pair.member).expect("inserted");
+        assert_eq!(map.cookie(1).expect("read"), Some(cookie), "{kind}");
+        assert_eq!(hash.cookie(cookie).expect("read"), Some(cookie), "{kind}");
+        let opened = SockMap::open_pinned(&map_name).expect("opened");
+        assert_eq!(opened.iter().collect::<Vec<_>>(), [(1, cookie)], "{kind}");
+        let opened = SockHash::<Cookie>::open_pinned(&hash_name).expect("opened");
+        assert_eq!(opened.iter().collect::<Vec<_>>(), [(cookie, cookie)]);
+        // Without a program nothing happens to what it sends and receives.
+        converse(&pair.peer, &pair.member, !kind.is_stream(), kind.name());
+        converse(&pair.member, &pair.peer, !kind.is_stream(), kind.name());
+        assert!(map.remove(1).expect("removed"), "{kind}");
+        assert!(opened.remove(cookie).expect("removed"), "{kind}");
+        assert_eq!((map.iter().count(), hash.iter().count()), (0, 0), "{kind}");
+        converse(&pair.peer, &pair.member, !kind.is_stream(), kind.name());
+    }
 }
 
 #[test]

@@ -6,8 +6,11 @@ use splice_base::release::Release;
 use splice_sockmap::{ErrorKind, MapType, Redirect, Redirections, SocketKind};
 use std::time::Duration;
 
+use crate::bounding::keeps_up_without_an_end;
 use crate::conversation::{Pair, put, take};
 use crate::linking::{converse, ends};
+use crate::maps::goes_in_and_out;
+use crate::pins::Pins;
 
 const VSOCK: [SocketKind; 2] = [SocketKind::VsockStream, SocketKind::VsockSeqpacket];
 
@@ -31,6 +34,35 @@ fn links_of_vsock_carry_every_message_and_leave() {
                 .filter(|(source, target)| VSOCK.contains(source) || VSOCK.contains(target))
             {
                 link_and_leave(&redirections, redirect, source_kind, target_kind);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn sockets_of_vsock_go_into_maps_of_both_types_and_out() {
+    if !maps_take_vsock() {
+        return;
+    }
+    let pins = Pins::new();
+    for kind in VSOCK {
+        goes_in_and_out(kind, &Pair::of(kind), &pins);
+    }
+}
+
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn what_is_outstanding_is_told_of_vsock_too() {
+    if !maps_take_vsock() {
+        return;
+    }
+    for redirect in [Redirect::IngressToEgress, Redirect::IngressToLocal] {
+        for vsock in VSOCK {
+            // Readers of each kind that has some, and the backlog of a target whose peer has no credit left.
+            keeps_up_without_an_end(redirect, vsock, SocketKind::UnixStream);
+            if redirect.supports(SocketKind::Tcp, vsock).is_ok() {
+                keeps_up_without_an_end(redirect, SocketKind::Tcp, vsock);
             }
         }
     }
