@@ -4,6 +4,7 @@
 #define BACKLOG_H
 
 #include "kernel_fields.h"
+#include "lib/psock.h"
 
 /* The bookkeeping of one skb, in bytes (SKB_TRUESIZE of an empty TCP skb is 1280 on 64 bits). */
 #define SKB_COST 1536
@@ -15,23 +16,13 @@
 #define SPARE_SHIFT 3
 #define REFUSE_SHIFT 2
 
-/* skbs that wait on the socket's psock for the worker that sends them. */
-static __always_inline __u32 backlog_skbs(void *user_data)
-{
-	struct sk_psock *psock = (void *)((unsigned long)user_data & ~USER_DATA_FLAGS);
-	__u32 skbs = 0;
-
-	bpf_core_read(&skbs, sizeof(skbs), &psock->ingress_skb.qlen);
-	return skbs;
-}
-
 /* Memory behind the target that no peer has yet: in its backlog, of `pending` bytes, and sent. */
 static __always_inline __s64 on_the_way(struct tcp_sock *tcp, __u32 pending)
 {
 	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
 
 	return (__s64)sk->sk_wmem_queued + pending +
-	       (__s64)backlog_skbs(sk->sk_user_data) * SKB_COST;
+	       (__s64)backlog_of(psock_of(sk->sk_user_data)) * SKB_COST;
 }
 
 #endif

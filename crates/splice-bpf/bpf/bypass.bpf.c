@@ -77,11 +77,6 @@ struct {
 
 static const struct bypass_pair empty_pair SEC(".rodata") = {};
 
-static __always_inline int is_stale(struct bypass_settings *settings, __u64 now_ns)
-{
-	return is_stale_at(settings->heartbeat_ns, settings->stale_ns, now_ns);
-}
-
 /* The first sequence numbers of a socket, in the order of its pair's key, and its role. */
 struct numbers {
 	struct bypass_key key;
@@ -157,7 +152,7 @@ static __always_inline void pair_up(struct sock *sk, struct tcp_sock *tcp, struc
 	struct bypass_pair *pair;
 	struct bypass_end *end;
 
-	if (settings->stopping || is_stale(settings, bpf_ktime_get_ns()))
+	if (settings->stopping || is_stale(&settings->lease, bpf_ktime_get_ns()))
 		return;
 	if (!is_covered(sk) || BPF_CORE_READ(sk, __sk_common.skc_state) != BPF_TCP_ESTABLISHED)
 		goto mark;
@@ -357,7 +352,7 @@ int bypass_send(struct sk_msg_md *message)
 		to = &pair->ends[0];
 	}
 	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
-	if (is_stale(settings, bpf_ktime_get_coarse_ns())) {
+	if (is_stale(&settings->lease, bpf_ktime_get_coarse_ns())) {
 		found = BYPASS_STALE;
 	} else if (is_unfit(settings, from, to, bytes) &&
 		   __sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE) {
@@ -516,7 +511,7 @@ int bypass_spliced(__u64 *ctx)
 	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
 	end->traits |= BYPASS_SPLICES;
 	if ((pair->state == BYPASS_ACTIVE || pair->state == BYPASS_UNFIT || pair->state == BYPASS_LEAVING) &&
-	    has_unread(sk)) {
+	    has_unread(psock_of(BPF_CORE_READ(sk, sk_user_data)))) {
 		pair->state = BYPASS_STUCK;
 		tell(settings, &mark->key);
 	}

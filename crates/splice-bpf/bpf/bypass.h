@@ -3,8 +3,10 @@
 #ifndef BYPASS_H
 #define BYPASS_H
 
+#include "lib/lease.h"
+
 enum bypass_version {
-	BYPASS_LAYOUT = 2,	/* of everything here that is pinned: another process may have another version */
+	BYPASS_LAYOUT = 3,	/* of everything here that is pinned: another process may have another version */
 };
 
 /* The two ends of a connection. */
@@ -135,8 +137,7 @@ _Static_assert(sizeof(struct bypass_pair) == 2 * 208 + 24, "no padding");
 
 /* What the owner tells the programs, and they tell the owner. */
 struct bypass_settings {
-	__u64 heartbeat_ns;	/* CLOCK_MONOTONIC, written every few milliseconds */
-	__u64 stale_ns;		/* an older heartbeat is that of a dead owner */
+	struct lease lease;
 	__u64 unread_bytes;	/* the most that may be unread in a direction */
 	__u64 missed;		/* connections without room in a map */
 	__u64 conflicts;

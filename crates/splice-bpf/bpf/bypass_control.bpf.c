@@ -91,7 +91,7 @@ static __always_inline void inspect(struct bypass_question *of)
 		return;
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	if (tcp) {
-		of->has_unread = has_unread(&tcp->inet_conn.icsk_inet.sk);
+		of->has_unread = has_unread(psock_of(tcp->inet_conn.icsk_inet.sk.sk_user_data));
 		of->answer = BYPASS_DONE;
 	}
 	bpf_sk_release(sk);

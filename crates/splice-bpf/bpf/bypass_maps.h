@@ -4,6 +4,7 @@
 #define BYPASS_MAPS_H
 
 #include "bypass.h"
+#include "lib/psock.h"
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -36,10 +37,6 @@ struct sock_cgroup_data {
 /* The number of the flag may change between versions. */
 enum sock_flags {
 	SOCK_ZEROCOPY,
-};
-
-struct list_head {
-	struct list_head *next;
 };
 
 typedef struct {
@@ -97,10 +94,6 @@ struct tcp_sock {
 	__u64 bytes_retrans;
 };
 
-struct sk_psock {
-	struct list_head ingress_msg;
-};
-
 /* Of each architecture; what is behind ___ is not compared. */
 struct pt_regs___x86 {
 	unsigned long orig_ax;
@@ -145,20 +138,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct bypass_settings);
 } bypass_control_word SEC(".maps");
-
-#define USER_DATA_FLAGS 7UL	/* SK_USER_DATA_PTRMASK */
-
-/* Whether something that was redirected to a member waits for its reader. */
-static __always_inline int has_unread(struct sock *sk)
-{
-	struct list_head *first = NULL, *head;
-	struct sk_psock *psock;
-
-	psock = (void *)((unsigned long)BPF_CORE_READ(sk, sk_user_data) & ~USER_DATA_FLAGS);
-	head = __builtin_preserve_access_index(&psock->ingress_msg);
-	bpf_core_read(&first, sizeof(first), &psock->ingress_msg.next);
-	return psock && first != head;
-}
 
 static __always_inline struct bypass_settings *the_settings(void)
 {

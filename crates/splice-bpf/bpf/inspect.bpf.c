@@ -30,7 +30,7 @@ int inspect(struct __sk_buff *skb)
 	answer->state = target->state;
 	tcp = bpf_skc_to_tcp_sock(target);
 	if (tcp) {
-		answer->queued_skbs = backlog_skbs(tcp->inet_conn.icsk_inet.sk.sk_user_data);
+		answer->queued_skbs = backlog_of(psock_of(tcp->inet_conn.icsk_inet.sk.sk_user_data));
 		answer->write_seq = tcp->write_seq;
 		answer->copied_seq = tcp->copied_seq;
 		answer->rcv_nxt = tcp->rcv_nxt;

@@ -52,17 +52,6 @@ struct sk_skb_cb {
 	struct _strp_msg strp;
 };
 
-struct sk_buff_head {
-	__u32 qlen;
-};
-
-struct sk_psock {
-	struct sk_buff_head ingress_skb;
-};
-
 #pragma clang attribute pop
-
-/* sk_user_data carries flags in its low bits (SK_USER_DATA_PTRMASK). */
-#define USER_DATA_FLAGS 7UL
 
 #endif

@@ -272,7 +272,7 @@ int mesh_inspect(struct __sk_buff *skb)
 
 		answer.found = 1;
 		/* Before write_seq: what leaves the backlog in between is counted twice, not never. */
-		answer.queued_skbs = backlog_skbs(sk->sk_user_data);
+		answer.queued_skbs = backlog_of(psock_of(sk->sk_user_data));
 		answer.write_seq = tcp->write_seq;
 		answer.copied_seq = tcp->copied_seq;
 		answer.rcv_nxt = tcp->rcv_nxt;

@@ -14,11 +14,24 @@
 
 #include "redirections.h"
 #include "redirections_maps.h"
-#include "redirections_queues.h"
 #include "lib/lease.h"
+#include "lib/psock.h"
 
-/* The name behind ___ is ours: other headers declare other fields of it. */
+/* The names behind ___ are ours: other headers declare other fields of them. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct cookie___redirections {
+	__s64 counter;
+};
+
+struct sock_common___redirections {
+	struct cookie___redirections skc_cookie;
+};
+
+struct sock___redirections {
+	struct sock_common___redirections __sk_common;
+	void *sk_user_data;
+};
 
 struct tcp_sock___redirections {
 	__u32 write_seq;
@@ -102,9 +115,17 @@ static __always_inline int is_over(void)
 	of = bpf_map_lookup_elem(&lease, &zero);
 	if (!of || !of->stale_ns)
 		return 0;
-	if (!of->lapsed && is_stale_at(of->heartbeat_ns, of->stale_ns, bpf_ktime_get_coarse_ns()))
+	if (!of->lapsed && is_stale(of, bpf_ktime_get_coarse_ns()))
 		of->lapsed = 1;
 	return of->lapsed != 0;
+}
+
+static __always_inline void *user_data_of(struct sock___redirections *sk)
+{
+	void *user_data = NULL;
+
+	bpf_core_read(&user_data, sizeof(user_data), &sk->sk_user_data);
+	return user_data;
 }
 
 static __always_inline int is_tcp_egress(struct redirection_bound *bound)
@@ -125,16 +146,16 @@ static __always_inline __u64 outstanding(struct redirection_bound *bound, __u64 
 	struct tcp_sock___redirections *tcp = (void *)sk;
 	__u64 redirected = bound->redirected, waiting = redirected - bound->gone, found = 0, queued = 0;
 	__u32 write_seq = 0, snd_nxt = 0, unsent, pending;
-	struct queues queues;
+	struct sk_psock___queues *psock;
 
 	/* Closed, or not known yet: the helper refuses it, or it is a moment old. */
 	if (sk)
 		bpf_core_read(&found, sizeof(found), &sk->__sk_common.skc_cookie.counter);
 	if (!sk || found != cookie)
 		return 0;
-	queues = queues_of(sk);
+	psock = psock_of(user_data_of(sk));
 	if (!is_tcp_egress(bound)) {
-		if (!count_queued(&queues, setting.to_local, &queued))
+		if (!count_queued(psock, setting.to_local, &queued))
 			return waiting;
 		if (queued > redirected)
 			queued = redirected;
@@ -145,7 +166,7 @@ static __always_inline __u64 outstanding(struct redirection_bound *bound, __u64 
 	bpf_core_read(&write_seq, sizeof(write_seq), &tcp->write_seq);
 	bpf_core_read(&snd_nxt, sizeof(snd_nxt), &tcp->snd_nxt);
 	unsent = write_seq - snd_nxt;
-	if (!queues.backlog) {
+	if (!backlog_of(psock)) {
 		if (is_verdict) {
 			bound->gone = redirected;
 			bound->base = write_seq - (__u32)redirected;
@@ -327,8 +348,8 @@ int look(struct __sk_buff *skb)
 	struct sock___redirections *sk;
 	struct redirection *of;
 	struct bpf_sock *target;
+	struct sk_psock___queues *psock;
 	__u32 zero = 0, slot;
-	struct queues queues;
 	__u64 *place, key, cookie, gate;
 
 	if ((void *)(answer + 1) > (void *)(long)skb->data_end)
@@ -355,9 +376,9 @@ int look(struct __sk_buff *skb)
 	*(volatile __u64 *)place = (__u64)target;
 	sk = (void *)*(volatile __u64 *)place;
 	answer->found = 1;
-	queues = queues_of(sk);
-	answer->backlog = queues.backlog;
-	answer->unread = queues.unread;
+	psock = psock_of(user_data_of(sk));
+	answer->backlog = backlog_of(psock);
+	answer->unread = has_unread(psock);
 	bound = bpf_map_lookup_elem(&bounds, &cookie);
 	if (bound) {
 		if (answer->verb == REDIRECTIONS_AIM)

@@ -14,6 +14,7 @@ mod claim;
 pub mod clock;
 mod direction_entry;
 mod grace_period;
+mod lease;
 mod libbpf;
 mod load;
 mod map;

@@ -815,12 +815,25 @@ const _: () = assert!(size_of::<MeshMember>() == 128);
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for MeshMember {}
 
+/// `struct lease`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Lease {
+    pub heartbeat_ns: AtomicU64,
+    pub stale_ns: AtomicU64,
+    pub lapsed: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Lease>() == 24);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for Lease {}
+
 /// `struct bypass_settings`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct BypassSettings {
-    pub heartbeat_ns: AtomicU64,
-    pub stale_ns: AtomicU64,
+    pub lease: Lease,
     pub unread_bytes: AtomicU64,
     pub missed: AtomicU64,
     pub conflicts: AtomicU64,
@@ -835,24 +848,10 @@ pub struct BypassSettings {
     pub _reserved: AtomicU32,
 }
 
-const _: () = assert!(size_of::<BypassSettings>() == 88);
+const _: () = assert!(size_of::<BypassSettings>() == 96);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassSettings {}
-
-/// `struct lease`.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct Lease {
-    pub heartbeat_ns: AtomicU64,
-    pub stale_ns: AtomicU64,
-    pub lapsed: AtomicU64,
-}
-
-const _: () = assert!(size_of::<Lease>() == 24);
-#[allow(unsafe_code, reason = "see the comment")]
-// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
-unsafe impl Plain for Lease {}
 
 /// `struct trace_state`.
 #[derive(Debug, Default)]
@@ -989,7 +988,7 @@ pub mod redirections_verb {
 /// `enum bypass_version`.
 #[allow(dead_code, reason = "some are the programs' alone")]
 pub mod bypass_version {
-    pub const LAYOUT: u32 = 2;
+    pub const LAYOUT: u32 = 3;
 }
 
 /// `enum bypass_role`.

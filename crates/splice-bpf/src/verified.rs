@@ -37,7 +37,7 @@ const MOST_INSTRUCTIONS: [(&str, u32); 33] = [
     ("read_clock", 13),
     ("redirect", 2_759),
     ("redirect_received", 1_360),
-    ("redirect_sent", 868),
+    ("redirect_sent", 1_227),
     ("segment_asleep", 498),
     ("segment_egress", 9_734),
     ("segment_forget", 778),

@@ -67,7 +67,6 @@ mod time_line;
 pub use attachment::Attachment;
 pub use catcher::{Catcher, Caught};
 pub use defect::{Defect, defects, has_fionread_defect};
-pub use heartbeat::is_fresh;
 pub use key::{Cookie, FourTuple, Key};
 pub use lease::Lease;
 pub use link::{Link, LinkCounters, PassReason};

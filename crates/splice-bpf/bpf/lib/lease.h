@@ -7,13 +7,13 @@
 struct lease {
 	__u64 heartbeat_ns;	/* CLOCK_MONOTONIC */
 	__u64 stale_ns;		/* an older heartbeat is that of a dead owner; 0 if there is no lease */
-	__u64 lapsed;		/* a program has found it stale: that is for good */
+	__u64 lapsed;		/* it was found stale, and that is for good; of a bypass never, since that keeps the order by itself */
 };
 
-/* Whether the heartbeat is too old at @now_ns, which is of a clock that may be behind it: the coarse one. */
-static __always_inline int is_stale_at(__u64 heartbeat_ns, __u64 stale_ns, __u64 now_ns)
+/* Whether the heartbeat is too old at @now_ns, which may be of a clock that is behind it: the coarse one. */
+static __always_inline int is_stale(struct lease *of, __u64 now_ns)
 {
-	return (__s64)(now_ns - heartbeat_ns) > (__s64)stale_ns;
+	return (__s64)(now_ns - of->heartbeat_ns) > (__s64)of->stale_ns;
 }
 
 #endif

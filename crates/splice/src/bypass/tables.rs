@@ -9,13 +9,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
-use splice_bpf::clock::now_ns;
 use splice_bpf::types::{
     BypassEnd, BypassKey, BypassMember, BypassPair, BypassQuestion, BypassSettings, bypass_answer,
     bypass_role, bypass_verb, bypass_version,
 };
 use splice_bpf::{Map, Program, RingBuffer, SharedArray, load, objects};
-use splice_sockmap::{LINK, Pins, is_fresh};
+use splice_sockmap::{LINK, Pins};
 
 use super::reason::Reason;
 use super::words::{WORDS, Words};
@@ -98,11 +97,9 @@ impl Tables {
         of.bulk_bytes.store(sizes.bulk_bytes, Ordering::Relaxed);
         of.unread_bytes.store(sizes.unread_bytes, Ordering::Relaxed);
         of.least_reads.store(sizes.least_reads, Ordering::Relaxed);
-        of.stale_ns
-            .store(STALE.as_nanos() as u64, Ordering::Relaxed);
         of.layout.store(bypass_version::LAYOUT, Ordering::Relaxed);
         of.owner.store(std::process::id(), Ordering::Relaxed);
-        of.heartbeat_ns.store(now_ns(), Ordering::Release);
+        of.lease.begin(STALE);
 
         object.attach_to_map("bypass_send", &members)?;
         for (name, map) in [
@@ -183,17 +180,12 @@ impl Tables {
 
     /// Says that the owner lives.
     pub(super) fn beat(&self) {
-        self.settings()
-            .heartbeat_ns
-            .store(now_ns(), Ordering::Release);
+        self.settings().lease.beat();
     }
 
     /// Whether an owner lives.
     pub(super) fn is_alive(&self) -> bool {
-        let of = self.settings();
-        let beat = of.heartbeat_ns.load(Ordering::Acquire);
-        let stale_ns = of.stale_ns.load(Ordering::Relaxed);
-        is_fresh(beat, stale_ns)
+        self.settings().lease.is_held()
     }
 
     pub(super) fn pair(&self, key: BypassKey) -> Option<BypassPair> {

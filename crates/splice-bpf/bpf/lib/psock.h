@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* What waits at a member of a map of sockets: for the kernel's worker, and for its reader. */
-#ifndef REDIRECTIONS_QUEUES_H
-#define REDIRECTIONS_QUEUES_H
+#ifndef PSOCK_H
+#define PSOCK_H
 
 #include <bpf/bpf_core_read.h>
 
@@ -11,50 +11,37 @@
  */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
-struct cookie___redirections {
-	__s64 counter;
+struct list_head___queues {
+	struct list_head___queues *next;
 };
 
-struct sock_common___redirections {
-	struct cookie___redirections skc_cookie;
-};
-
-struct sock___redirections {
-	struct sock_common___redirections __sk_common;
-	void *sk_user_data;
-};
-
-struct list_head___redirections {
-	struct list_head___redirections *next;
-};
-
-struct sk_buff___redirections {
+struct sk_buff___queues {
 	__u32 len;
 };
 
-struct sk_buff_head___redirections {
+struct sk_buff_head___queues {
 	void *next;
 	__u32 qlen;
 };
 
-struct sk_msg_sg___redirections {
+struct sk_msg_sg___queues {
 	__u32 size;
 };
 
-struct sk_msg___redirections {
-	struct sk_msg_sg___redirections sg;
-	struct list_head___redirections list;
+struct sk_msg___queues {
+	struct sk_msg_sg___queues sg;
+	struct list_head___queues list;
 };
 
-struct sk_psock_work_state___redirections {
+struct sk_psock_work_state___queues {
 	__u32 len;
 };
 
-struct sk_psock___redirections {
-	struct sk_buff_head___redirections ingress_skb;
-	struct list_head___redirections ingress_msg;
+struct sk_psock___queues {
+	struct sk_buff_head___queues ingress_skb;
+	struct list_head___queues ingress_msg;
 	__u32 msg_tot_len;
-	struct sk_psock_work_state___redirections work_state;
+	struct sk_psock_work_state___queues work_state;
 };
 
 #pragma clang attribute pop
@@ -62,29 +49,28 @@ struct sk_psock___redirections {
 /* sk_user_data carries flags in its low bits (SK_USER_DATA_PTRMASK). */
 #define USER_DATA_FLAGS 7UL
 
-struct queues {
-	struct sk_psock___redirections *psock;
-	__u32 backlog;	/* messages that wait for the kernel's worker */
-	__u32 unread;	/* 1 if there are bytes for its reader */
-};
-
-static __always_inline struct queues queues_of(struct sock___redirections *sk)
+/* What a map keeps of a member, by its sk_user_data; NULL if it is none. */
+static __always_inline struct sk_psock___queues *psock_of(void *user_data)
 {
-	void *user_data = NULL;
-	struct sk_psock___redirections *psock;
-	struct list_head___redirections *head, *first = NULL;
-	struct queues found = {};
+	return (void *)((unsigned long)user_data & ~USER_DATA_FLAGS);
+}
 
-	bpf_core_read(&user_data, sizeof(user_data), &sk->sk_user_data);
-	psock = (void *)((__u64)user_data & ~USER_DATA_FLAGS);
-	if (!psock)
-		return found;
-	found.psock = psock;
-	head = (void *)psock + bpf_core_field_offset(psock->ingress_msg);
-	bpf_core_read(&found.backlog, sizeof(found.backlog), &psock->ingress_skb.qlen);
-	bpf_probe_read_kernel(&first, sizeof(first), head);
-	found.unread = first != head;
-	return found;
+/* How many messages wait for the kernel's worker. */
+static __always_inline __u32 backlog_of(struct sk_psock___queues *psock)
+{
+	__u32 messages = 0;
+
+	bpf_core_read(&messages, sizeof(messages), &psock->ingress_skb.qlen);
+	return messages;
+}
+
+/* Whether there are bytes for its reader that were redirected, or passed. */
+static __always_inline int has_unread(struct sk_psock___queues *psock)
+{
+	void *first = NULL, *head = (void *)psock + bpf_core_field_offset(psock->ingress_msg);
+
+	bpf_core_read(&first, sizeof(first), &psock->ingress_msg.next);
+	return psock && first != head;
 }
 
 /* A way through one of the kernel's lists, whose nodes begin with the next one. Others may change it meanwhile. */
@@ -122,7 +108,7 @@ static long walk_on(__u32 index, void *context)
 }
 
 /* Adds up the list at @head. 0 if it is too long, or has changed meanwhile. */
-static __always_inline int add_up(struct walk *walk, void *head, __s64 length_at)
+static __always_inline int add_list(struct walk *walk, void *head, __s64 length_at)
 {
 	__u64 first = 0;
 
@@ -139,10 +125,9 @@ static __always_inline int add_up(struct walk *walk, void *head, __s64 length_at
  *
  * The worker puts a message into the reader's queue before it takes it from the backlog, so none is missed on the way.
  */
-static __always_inline int count_queued(struct queues *queues, int to_local, __u64 *bytes)
+static __always_inline int count_queued(struct sk_psock___queues *psock, int to_local, __u64 *bytes)
 {
-	struct sk_psock___redirections *psock = queues->psock;
-	__u32 backlog = 0, rest = 0, length = 0;
+	__u32 rest = 0, length = 0;
 	__u64 first = 0;
 	struct walk walk;
 	void *head;
@@ -150,18 +135,17 @@ static __always_inline int count_queued(struct queues *queues, int to_local, __u
 	*bytes = 0;
 	if (!psock)
 		return 1;
-	if (queues->backlog) {
+	if (backlog_of(psock)) {
 		head = (void *)psock + bpf_core_field_offset(psock->ingress_skb);
 		bpf_probe_read_kernel(&first, sizeof(first), head);
-		if (!add_up(&walk, head, bpf_core_field_offset(struct sk_buff___redirections, len)))
+		if (!add_list(&walk, head, bpf_core_field_offset(struct sk_buff___queues, len)))
 			return 0;
-		bpf_core_read(&backlog, sizeof(backlog), &psock->ingress_skb.qlen);
-		if (walk.nodes != backlog)
+		if (walk.nodes != backlog_of(psock))
 			return 0;
 		*bytes = walk.bytes;
 		/* Left of the first message, if not everything is (sk_psock_skb_state). */
 		bpf_core_read(&rest, sizeof(rest), &psock->work_state.len);
-		bpf_core_read(&length, sizeof(length), &((struct sk_buff___redirections *)first)->len);
+		bpf_core_read(&length, sizeof(length), &((struct sk_buff___queues *)first)->len);
 		if (rest && rest < length)
 			*bytes -= length - rest;
 	}
@@ -174,9 +158,9 @@ static __always_inline int count_queued(struct queues *queues, int to_local, __u
 		return 1;
 	}
 	head = (void *)psock + bpf_core_field_offset(psock->ingress_msg);
-	if (!add_up(&walk, head,
-		    (__s64)bpf_core_field_offset(struct sk_msg___redirections, sg.size) -
-			    (__s64)bpf_core_field_offset(struct sk_msg___redirections, list)))
+	if (!add_list(&walk, head,
+		    (__s64)bpf_core_field_offset(struct sk_msg___queues, sg.size) -
+			    (__s64)bpf_core_field_offset(struct sk_msg___queues, list)))
 		return 0;
 	*bytes += walk.bytes;
 	return 1;
