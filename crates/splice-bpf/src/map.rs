@@ -160,6 +160,11 @@ impl Map {
         let _ = self.fd.delete(bytes_of(key));
     }
 
+    /// How many entries fit.
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+
     /// How many keys the map has. It walks the map, so only tests and the doctor call it.
     pub fn count(&self) -> usize {
         self.fd.keys().count()

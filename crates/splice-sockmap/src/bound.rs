@@ -4,11 +4,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::io::Errno;
 use splice_base::error::{Error, Result};
 use splice_bpf::Map;
 use splice_bpf::types::RedirectionBound;
 
 use crate::socket_kind::SocketKind;
+
+/// How many targets of UNIX sources fit, whose links have maps of their own and are not counted with the others.
+pub(crate) const OF_UNIX_SOURCES: u32 = 1024;
 
 /// The bounds of all that redirects to the same targets.
 #[derive(Clone, Debug)]
@@ -29,6 +33,11 @@ impl Bounds {
         }
     }
 
+    /// Whether they are the same.
+    pub(crate) fn are_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.map, &other.map)
+    }
+
     pub(crate) fn map(&self) -> &Map {
         &self.map
     }
@@ -42,6 +51,12 @@ impl Bounds {
         self.most_bytes.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether no further target can be bounded.
+    pub(crate) fn are_full(&self) -> bool {
+        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.len() >= self.map.entries() as usize
+    }
+
     /// Bounds what is outstanding at a target that gets a link. All links of a target have the bound of the first.
     pub(crate) fn add(&self, target: u64, kind: SocketKind) -> Result<()> {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +68,13 @@ impl Bounds {
             };
             self.map
                 .update(&target, &bound)
-                .map_err(|errno| Error::system("cannot bound a target", errno))?;
+                .map_err(|errno| match errno {
+                    Errno::TOOBIG => Error::system(
+                        format!("there are {} bounded targets already", self.map.entries()),
+                        Errno::NOSPC,
+                    ),
+                    errno => Error::system("cannot bound a target", errno),
+                })?;
         }
         *links.entry(target).or_default() += 1;
         Ok(())

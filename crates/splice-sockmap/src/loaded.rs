@@ -16,7 +16,7 @@ use splice_bpf::types::{
 };
 use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
 
-use crate::bound::Bounds;
+use crate::bound::{self, Bounds};
 use crate::floor;
 use crate::heartbeat::Heartbeat;
 use crate::key::Cookie;
@@ -154,7 +154,10 @@ impl Loaded {
             opened.resize("targets", plan.entries)?;
             match bounds {
                 Some(bounds) => opened.share("bounds", bounds.map())?,
-                None => opened.resize("bounds", plan.entries)?,
+                None => {
+                    let targets = plan.entries.saturating_add(bound::OF_UNIX_SOURCES);
+                    opened.resize("bounds", targets)?;
+                }
             }
             opened.resize("redirections", plan.entries)
         })
@@ -384,6 +387,10 @@ impl Loaded {
 
     /// Whether there is no place for another link.
     pub(crate) fn is_full(&self) -> bool {
+        self.has_no_slot() || self.bounds.are_full()
+    }
+
+    fn has_no_slot(&self) -> bool {
         let slots = lock(&self.slots);
         slots.free.is_empty() && slots.unused == self.plan.entries
     }
@@ -403,6 +410,11 @@ impl Loaded {
     pub(crate) fn look(&self, place: Place) -> Result<Option<RedirectionsLook>> {
         let answer = self.ask(place, redirections_verb::LOOK, 0)?;
         Ok((answer.found != 0).then_some(answer))
+    }
+
+    /// Whether it has the same targets, as others for single sources have.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        self.bounds.are_of(&other.bounds)
     }
 
     /// Tells the bound of a target where that is.

@@ -39,9 +39,9 @@ pub(crate) fn clear_if_many() {
     orphans.look_at = FEW.max(2 * orphans.places.len());
 }
 
-/// Removes the closed ones of these maps.
-pub(crate) fn clear_of(loaded: &Arc<Loaded>) {
-    lock().clear(|of| Arc::ptr_eq(of, loaded));
+/// Removes the closed ones of these maps, and of those beside them.
+pub(crate) fn clear_of(loaded: &Loaded) {
+    lock().clear(|of| of.is_beside(loaded));
 }
 
 /// How many there are of these maps.

@@ -162,7 +162,7 @@ impl Redirections {
                 entries: 1,
                 ..self.plan
             };
-            let beside = Loaded::load_beside(plan, self.heartbeat.as_deref(), &self.shared)?;
+            let beside = Loaded::load_beside(plan, self.heartbeat.as_deref(), self.shared())?;
             Arc::new(beside)
         } else {
             Arc::clone(self.shared())

@@ -354,6 +354,34 @@ fn all_sources_of_a_target_share_its_bound() {
     }
 }
 
+/// Their links have maps of their own, and as many of them as fit elsewhere need not do.
+#[test]
+fn each_target_of_unix_sources_has_a_bound_beside_those_of_others() {
+    if !available(Need::Root) {
+        return;
+    }
+    let loaded = Redirections::new(Redirect::IngressToLocal, MapType::Hash, 1).expect("loaded");
+    let redirections = loaded.bounded(BOUND);
+    let kinds = [SocketKind::UnixDatagram, SocketKind::UnixStream].repeat(3);
+    let kinds = kinds.into_iter().chain([SocketKind::Tcp]);
+    let all: Vec<_> = kinds
+        .map(|kind| {
+            let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Tcp));
+            let link = redirections
+                .link(&source.member, &target.member)
+                .expect("linked");
+            (link, source, target)
+        })
+        .collect();
+    for (link, source, target) in &all {
+        put(&source.peer, b"redirected");
+        until("it waits for its reader", || {
+            link.outstanding().expect("looked") == Some(10)
+        });
+        assert_eq!(take(&target.member), b"redirected");
+    }
+}
+
 #[test]
 fn a_map_of_the_callers_has_a_bound_and_without_one_nothing_is_told() {
     if !available(Need::Root) {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_tcp_nodelay};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use splice_base::release::Release;
-use splice_sockmap::{ErrorKind, Link, Redirect, Redirections, SockHash, SocketKind};
+use splice_sockmap::{ErrorKind, Link, PassReason, Redirect, Redirections, SockHash, SocketKind};
 
 use crate::conversation::Pair;
 use crate::random::Random;
@@ -303,8 +303,9 @@ impl<'a> Model<'a> {
     /// What a link has redirected, before it is gone.
     fn count(&mut self, index: usize) {
         let counted = self.linked[index].link.as_ref().map(Link::counters);
-        let bytes = counted.unwrap_or_default().bytes;
-        self.tally.redirected += bytes as usize / RECORD_BYTES;
+        let counted = counted.unwrap_or_default();
+        self.tally.redirected += counted.bytes as usize / RECORD_BYTES;
+        self.tally.beyond += counted.passed_for(PassReason::Full) as usize;
     }
 
     fn close(&mut self, socket: usize) {

@@ -46,6 +46,8 @@ pub(crate) struct Tally {
     pub(crate) closed: usize,
     /// Lost where the queue of a datagram socket was full.
     pub(crate) full: usize,
+    /// Messages that were passed for a bound.
+    pub(crate) beyond: usize,
 }
 
 impl AddAssign for Tally {
@@ -55,5 +57,6 @@ impl AddAssign for Tally {
         self.redirected += other.redirected;
         self.closed += other.closed;
         self.full += other.full;
+        self.beyond += other.beyond;
     }
 }
