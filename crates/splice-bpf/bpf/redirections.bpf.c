@@ -14,8 +14,8 @@
 
 #include "redirections.h"
 #include "redirections_maps.h"
+#include "redirections_queues.h"
 #include "lib/lease.h"
-#include "lib/psock.h"
 
 /* The names behind ___ are ours: other headers declare other fields of them. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -155,7 +155,8 @@ static __always_inline __u64 outstanding(struct redirection_bound *bound, __u64 
 		return 0;
 	psock = psock_of(user_data_of(sk));
 	if (!is_tcp_egress(bound)) {
-		if (!count_queued(psock, setting.to_local, &queued))
+		queued = queued_bytes((__u64)psock, setting.to_local);
+		if (queued == UNCOUNTED)
 			return waiting;
 		if (queued > redirected)
 			queued = redirected;

@@ -167,8 +167,8 @@ fn splice_is_blind() -> Defect {
 }
 
 /// A UDP reader whose queue is full of its own datagrams gets EAGAIN for as long as something redirected waits for room there,
-/// which nobody makes: `udp_bpf_recvmsg` takes it for something to be read, and looks at nothing else (seen on 6.12.117). On
-/// 6.18.44 the reader gets what was redirected at once.
+/// which nobody makes: `udp_bpf_recvmsg` takes it for something to be read, and looks at nothing else (seen on 6.1.192 and
+/// 6.12.117). On 6.18.44 and 7.2.13 the reader gets what was redirected at once.
 fn udp_reader() -> Defect {
     let name = "udp";
     let trial = |link: &Link, source: Pair, target: Pair| {

@@ -197,6 +197,13 @@ pub(crate) fn keeps_up_without_an_end(
         put(from, payload.piece(sent, MESSAGE_BYTES));
         let now = sent + MESSAGE_BYTES as u64;
         until(&format!("{what}: it is redirected"), || {
+            assert_eq!(
+                full(&link),
+                0,
+                "{what}: {:?}, {:?}",
+                link.outstanding(),
+                link.counters()
+            );
             link.counters().bytes == now
         });
     };
@@ -238,6 +245,7 @@ pub(crate) fn keeps_up_without_an_end(
     until(&format!("{what}: nothing is outstanding"), || {
         outstanding() == 0
     });
+    println!("{what}");
     payload.check(0, &come);
 }
 

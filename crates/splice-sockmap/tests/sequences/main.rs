@@ -185,9 +185,10 @@ fn nothing_is_lost_or_left_behind(
              {full} at a full queue; {beyond} messages passed for a bound"
         );
         assert_eq!(beyond > 0, bound.is_some(), "{beyond}");
-        // Else the sequences show little.
+        // Else the sequences show little. Behind a message of a stream that has passed for a bound everything passes.
+        let least = if bound.is_some() { 10 } else { 4 };
         assert!(
-            redirected > sent / 4 && come > sent / 2,
+            redirected > sent / least && come > sent / 2,
             "{sent} {come} {redirected}"
         );
         assert_eq!(sent, come + closed + full, "each has a reason");
