@@ -175,13 +175,9 @@ pub(crate) fn keeps_up_without_an_end(
     target_kind: SocketKind,
 ) {
     let what = format!("{redirect}: {source_kind} to {target_kind}");
-    let is_vsock = matches!(
-        target_kind,
-        SocketKind::VsockStream | SocketKind::VsockSeqpacket
-    );
-    let (bound, sent_most, times) = match is_vsock {
-        true => (BOUND_VSOCK, SENT_MOST_VSOCK, 2),
-        false => (BOUND, SENT_MOST, 10),
+    let (bound, sent_most, times) = match target_kind {
+        SocketKind::VsockStream => (BOUND_VSOCK, SENT_MOST_VSOCK, 2),
+        _ => (BOUND, SENT_MOST, 10),
     };
     let redirections = bounded(redirect, bound);
     let (source, target) = (Pair::of(source_kind), Pair::of(target_kind));
@@ -245,7 +241,6 @@ pub(crate) fn keeps_up_without_an_end(
     until(&format!("{what}: nothing is outstanding"), || {
         outstanding() == 0
     });
-    println!("{what}");
     payload.check(0, &come);
 }
 
