@@ -1,11 +1,15 @@
 //! Redirects that are detached from maps of their caller's, and whose sources stay there.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use netlab::{Need, available, until};
-use rustix::net::{Shutdown, shutdown};
+use nix::libc;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use rustix::thread::gettid;
 use splice_sockmap::{
     Attachment, Cookie, ErrorKind, Link, Redirect, SockHash, SockMap, SocketKind,
 };
@@ -193,12 +197,7 @@ fn a_redirect_that_cannot_be_detached_is_as_it_was() {
     put(&source.peer, b"unread");
     until("it is with the target", || link.counters().messages == 1);
     until("it waits for its reader", || {
-        rustix::net::recv(
-            &target.member,
-            &mut [0; 1][..],
-            rustix::net::RecvFlags::PEEK,
-        )
-        .is_ok()
+        recv(&target.member, &mut [0; 1][..], RecvFlags::PEEK).is_ok()
     });
     let (attachment, why) = fails(attachment, vec![(&mut link, &source)]);
     assert!(why.contains("nobody has read"), "{why}");
@@ -227,6 +226,50 @@ fn a_redirect_that_cannot_be_detached_is_as_it_was() {
     assert_eq!(take(&source.member), b"to its reader");
 }
 
+/// The kernel keeps what it knows of a member for as long as a thread sleeps in a read.
+#[test]
+fn a_thread_that_sleeps_in_a_read_of_a_source_reads_what_comes_afterwards() {
+    if !available(Need::Root) {
+        return;
+    }
+    for redirect in Redirect::ALL {
+        let attachment = SockMap::attached(1, redirect);
+        let (source, target) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
+        let mut link = linked(&attachment, 0, &source, &target);
+        let thread_id = AtomicI32::new(0);
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                thread_id.store(gettid().as_raw_pid(), Ordering::Relaxed);
+                let mut buffer = [0; 64];
+                loop {
+                    match recv(&source.member, &mut buffer[..], RecvFlags::empty()) {
+                        // A read that began while there was a program returns so when it is woken up.
+                        Err(Errno::AGAIN) => {}
+                        read => return read.map(|(_, length)| buffer[..length].to_vec()),
+                    }
+                }
+            });
+            until("it sleeps", || is_asleep(thread_id.load(Ordering::Relaxed)));
+            let map = detached(attachment, vec![(&mut link, &source)]);
+            assert_eq!(map.members(), [(0, cookie(&source))]);
+            put(&source.member, b"to its peer");
+            assert_eq!(take(&source.peer), b"to its peer", "{redirect}");
+            put(&source.peer, b"to its reader");
+            until("it has read", || reader.is_finished());
+            let read = reader.join().expect("joined");
+            assert_eq!(read, Ok(b"to its reader".to_vec()), "{redirect}");
+        });
+        converse(&source.member, &source.peer, false, "plain");
+    }
+}
+
+/// Whether a thread of this process waits in recvfrom(2).
+fn is_asleep(thread: i32) -> bool {
+    let call = fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap_or_default();
+    let number = call.split(' ').next().unwrap_or_default();
+    number == libc::SYS_recvfrom.to_string()
+}
+
 /// The kernel takes established connections only.
 #[test]
 fn a_source_whose_peer_has_ended_its_stream_is_plain_and_not_in_the_map() {
@@ -240,11 +283,7 @@ fn a_source_whose_peer_has_ended_its_stream_is_plain_and_not_in_the_map() {
     assert_eq!(take(&target.peer), b"redirected");
     shutdown(&source.peer, Shutdown::Write).expect("ended");
     until("its end has come", || {
-        rustix::net::recv(
-            &source.member,
-            &mut [0; 1][..],
-            rustix::net::RecvFlags::DONTWAIT,
-        ) == Ok((0, 0))
+        recv(&source.member, &mut [0; 1][..], RecvFlags::DONTWAIT) == Ok((0, 0))
     });
     let map = detached(attachment, vec![(&mut link, &source)]);
     assert_eq!(map.members(), []);
