@@ -187,7 +187,7 @@ impl<M: Container> Attachment<M> {
     ///
     /// # Errors
     /// Those of [`Link::leave`], and [`ErrorKind::System`] if the map has a source that comes with no link. The attachment is as
-    /// it was, and is returned.
+    /// it was, and is returned. Only if the kernel refuses to detach the program, as without `CAP_NET_ADMIN`, its links have ended.
     pub fn detach<'l, S: AsFd>(
         self,
         links: impl IntoIterator<Item = (&'l mut Link, S)>,

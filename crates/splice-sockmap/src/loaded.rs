@@ -489,7 +489,9 @@ impl Loaded {
                 .detach_from_map(sources, self.plan.redirect.is_of_sent())
                 .map_err(|errno| Error::system("cannot detach a program from its map", errno))?;
         }
-        self.pins.as_ref().map_or(Ok(()), Pins::remove)
+        // What stays there has no source, and the next lease clears it.
+        let _ = self.pins.as_ref().map(Pins::remove);
+        Ok(())
     }
 
     fn own(&self, place: Place) -> Option<Own> {
