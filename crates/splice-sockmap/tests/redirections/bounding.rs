@@ -244,6 +244,35 @@ pub(crate) fn keeps_up_without_an_end(
     payload.check(0, &come);
 }
 
+/// It waits for nobody, so nothing is outstanding once the kernel's worker has run.
+#[test]
+fn a_udp_target_has_nothing_outstanding_although_its_peer_has_not_read() {
+    if !available(Need::Root) {
+        return;
+    }
+    for source_kind in KINDS {
+        let redirections = bounded(Redirect::IngressToEgress, BOUND);
+        let (source, target) = (Pair::of(source_kind), Pair::of(SocketKind::Udp));
+        let link = redirections
+            .link(&source.member, &target.member)
+            .expect("linked");
+        let payload = Payload::new(35);
+        let (mut sent, mut come) = (0, Vec::new());
+        for _ in 0..4 * BOUND / MESSAGE_BYTES as u64 {
+            put(&source.peer, payload.piece(sent, MESSAGE_BYTES));
+            sent += MESSAGE_BYTES as u64;
+            until(&format!("{source_kind}: it is sent"), || {
+                link.counters().bytes == sent && link.outstanding().expect("looked") == Some(0)
+            });
+            let message = take(&target.peer);
+            assert_eq!(message.len(), MESSAGE_BYTES, "{source_kind}");
+            come.extend(message);
+        }
+        assert_eq!(full(&link), 0, "{source_kind}");
+        payload.check(0, &come);
+    }
+}
+
 /// Its owner gives the target what has passed, in between.
 #[test]
 fn a_stream_is_whole_across_full_targets() {
