@@ -75,6 +75,8 @@ async fn run(backend: Weak<Backend>, name: String) {
                 RETRY
             }
         };
+        // One that a refused reload has prepared ends here, and its checks with it.
+        drop(backend);
         tokio::time::sleep(pause).await;
     }
 }
