@@ -66,33 +66,42 @@ fn claim_of(id: u32) -> String {
     format!("spliced program {id}")
 }
 
-/// Which programs see received packets of a device after another one.
+/// Which programs see received packets of a device beside another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum After {
+pub enum Beside {
     /// These; programs of this library, which leave other connections alone, are not among them.
-    Programs(Vec<String>),
+    Programs {
+        /// The ids of those that see packets first.
+        before: Vec<u32>,
+        /// The names of those that see them later.
+        behind: Vec<String>,
+    },
     /// The program is not attached to the device.
     NotAttached,
     /// Before Linux 6.6 programs are attached as filters.
     NoLinks,
 }
 
-/// The programs that see received packets of a device of this thread's network namespace after the one with the id `own`, by
-/// links (TCX).
+/// The programs that see received packets of a device of this thread's network namespace beside the one with the id `own`,
+/// by links (TCX).
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN, or if the device is gone.
-pub fn programs_after(device: u32, own: u32) -> Result<After, Errno> {
+pub fn programs_beside(device: u32, own: u32) -> Result<Beside, Errno> {
     let ids = match query(device as i32, libbpf_sys::BPF_TCX_INGRESS, 0) {
-        Err(Errno::INVAL) => return Ok(After::NoLinks),
+        Err(Errno::INVAL) => return Ok(Beside::NoLinks),
         ids => ids?,
     };
     let Some(at) = ids.iter().position(|id| *id == own) else {
-        return Ok(After::NotAttached);
+        return Ok(Beside::NotAttached);
     };
     let is_foreign = |id: &&u32| !matches!(Claim::on(&claim_of(**id)), Ok(None));
-    let foreign = ids[at + 1..].iter().filter(is_foreign);
-    Ok(After::Programs(foreign.map(|id| name_of(*id)).collect()))
+    let before = ids[..at].iter().filter(is_foreign);
+    let behind = ids[at + 1..].iter().filter(is_foreign);
+    Ok(Beside::Programs {
+        before: before.copied().collect(),
+        behind: behind.map(|id| name_of(*id)).collect(),
+    })
 }
 
 /// The name of a program that filters the packets of the sockets of a control group, attached to it or to one above it.
@@ -162,7 +171,8 @@ fn query(target: i32, place: libbpf_sys::bpf_attach_type, flags: u32) -> Result<
     Ok(ids.into_iter().take_while(|id| *id != 0).collect())
 }
 
-fn name_of(id: u32) -> String {
+/// The name of a program, or its number where it cannot be asked for.
+pub fn name_of(id: u32) -> String {
     let found = ProgInfoIter::default().find(|program| program.id == id);
     found.map_or_else(
         || format!("number {id}"),

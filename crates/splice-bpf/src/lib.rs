@@ -41,7 +41,8 @@ mod verified;
 
 pub use attach::{AttachMode, DeviceLink, Traffic, is_own_filter};
 pub use attached::{
-    After, Claimed, open_control_group, packet_filter_of, program_on_device, programs_after,
+    Beside, Claimed, name_of, open_control_group, packet_filter_of, program_on_device,
+    programs_beside,
 };
 pub use grace_period::wait_for_programs;
 #[cfg(feature = "test")]

@@ -65,12 +65,24 @@ impl Program {
             Traffic::In => libbpf_sys::BPF_TCX_INGRESS,
             Traffic::Out => libbpf_sys::BPF_TCX_EGRESS,
         };
-        match self.attach_tcx(device, place) {
+        match self.attach_tcx(device, place, 0) {
             Ok(link) => Ok(DeviceLink::Tcx(link)),
             // Kernels before 6.6 do not know this attach type (`link_create`).
             Err(Errno::INVAL) => Filter::attach(self, device, traffic).map(DeviceLink::Clsact),
             Err(errno) => Err(not_attached(device, errno)),
         }
+    }
+
+    /// Attaches it before the programs that are already attached, for received packets. Only by a link.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`].
+    #[cfg(feature = "test")]
+    pub fn attach_first(&self, device: u32) -> Result<DeviceLink> {
+        let (place, flags) = (libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_F_BEFORE);
+        let link = self.attach_tcx(device, place, flags);
+        link.map(DeviceLink::Tcx)
+            .map_err(|errno| not_attached(device, errno))
     }
 
     /// Whether a program of the same name sees received packets before this one, which is attached

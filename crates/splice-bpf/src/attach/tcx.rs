@@ -33,9 +33,11 @@ impl Program {
         &self,
         device: u32,
         place: libbpf_sys::bpf_attach_type,
+        flags: u32,
     ) -> Result<OwnedFd, Errno> {
         let options = libbpf_sys::bpf_link_create_opts {
             sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
+            flags,
             ..Default::default()
         };
         // SAFETY: `options` outlives the call and tells its own size; the descriptor is a

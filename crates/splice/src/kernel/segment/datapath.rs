@@ -16,7 +16,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use self::attachment::{AttachState, Attachment};
-use self::behind::Behind;
+use self::behind::{Before, Behind};
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
 use super::calls::Calls;
@@ -90,6 +90,7 @@ pub(crate) struct Datapath {
     settings: Settings,
     /// How the program is attached.
     mode: Arc<Mutex<AttachMode>>,
+    before: Arc<Before>,
     /// `None` if somebody else has it.
     _claimed: Option<Claimed>,
     /// Locked while the program is being attached to a device.
@@ -185,6 +186,7 @@ impl Datapath {
         Ok(Self {
             ingress,
             mode: Arc::new(Mutex::new(AttachMode::Tcx)),
+            before: Arc::default(),
             _claimed: claimed,
             egress: object.program("segment_egress")?,
             change_overs: object.map("segment_change_overs")?.share_values()?,
@@ -267,6 +269,7 @@ impl Datapath {
                     .id()
                     .context("cannot ask for the id of the program")?,
                 mode: Arc::clone(&self.mode),
+                before: Arc::clone(&self.before),
                 links: Mutex::new(Links::new().context("cannot ask for tc filters")?),
             };
             Firewall::watch(Box::new(move |device| behind.first(device)))

@@ -67,6 +67,9 @@ impl Datapath {
             self.ingress.attach(device, Traffic::In, mode)?,
             self.egress.attach(device, Traffic::Out, mode)?,
         ];
+        if let Ok(own) = self.ingress.id() {
+            self.before.note(device, own);
+        }
         if device == LOOPBACK {
             let behind = self.ingress.is_preceded_by_same_name(device, &links[0])?;
             self.gate.at(0).behind.store(behind.into(), Relaxed);

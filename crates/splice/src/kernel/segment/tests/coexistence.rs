@@ -27,7 +27,7 @@ pub(super) static FOREIGN_TC: &[u8] = splice_bpf::objects::FOREIGN_TC;
 /// What the program returns, plus one.
 pub(super) const NEXT: u32 = 0;
 /// Up the stack, past all later programs (`TC_ACT_OK`).
-const OK: u32 = 1;
+pub(super) const OK: u32 = 1;
 const SHOT: u32 = 3;
 
 /// A foreign program.
@@ -65,6 +65,15 @@ impl ForeignTc {
             let link = self.attach(lab, device, *traffic, AttachMode::Tcx);
             self._links.push(link.expect("attached"));
         }
+        self
+    }
+
+    /// Before the programs that are there.
+    pub(super) fn standing_first(mut self, lab: &Lab, device: &str) -> Self {
+        let program = self.object.program("foreign_tc").expect("a program");
+        let index = index_of(lab.relay(), device);
+        let link = lab.relay().enter(|| program.attach_first(index));
+        self._links.push(link.expect("entered").expect("attached"));
         self
     }
 

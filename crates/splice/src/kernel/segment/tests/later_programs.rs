@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 
 use netlab::{ControlGroup, present};
 
-use super::coexistence::{ForeignTc, NEXT};
+use super::coexistence::{ForeignTc, NEXT, OK};
 use super::give_back::{Scene, wait_for_return};
 use super::*;
 
@@ -59,7 +59,7 @@ fn is_obeyed<T>(scene: &Scene, name: &str, add: impl FnOnce() -> T, remove: impl
     let added = add();
     wait_for_return(&joined);
     let why = joined.2.engine().1;
-    for part in [Lab::TO_CLIENT, name, "behind the relay's"] {
+    for part in [Lab::TO_CLIENT, name, "the relay's"] {
         assert!(why.contains(part), "{why}");
     }
     ping(&joined.0, &joined.1);
@@ -79,9 +79,10 @@ fn is_obeyed<T>(scene: &Scene, name: &str, add: impl FnOnce() -> T, remove: impl
     });
 }
 
-/// What comes behind the relay's program on a device does not see what that translates.
+/// What comes behind the relay's program on a device does not see what that translates, and the relay's does not see what
+/// one before it takes.
 #[test]
-fn pairs_go_back_when_a_program_comes_behind_on_their_device() {
+fn pairs_go_back_when_a_program_comes_to_their_device() {
     if !available(Need::Root) {
         return;
     }
@@ -92,6 +93,13 @@ fn pairs_go_back_when_a_program_comes_behind_on_their_device() {
         &scene,
         "foreign_tc",
         || ForeignTc::new(NEXT).standing(lab, device, &[Traffic::In]),
+        drop,
+    );
+    // One before it keeps segments from it.
+    is_obeyed(
+        &scene,
+        "foreign_tc",
+        || ForeignTc::new(OK).standing_first(lab, device),
         drop,
     );
     let tc = |command: &str| run(lab.relay(), "tc", command);
