@@ -28,7 +28,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// opening ──▶ listening
 ///  │  ▲ ▲         │
 ///  │  │ └─────────┘ its file is gone
-///  ▼  │ another process has the socket, which drains
+///  ▼  │ another process has the socket, which drains, or something fails
 /// waiting
 /// ```
 #[derive(Debug)]
@@ -115,9 +115,9 @@ impl Opening {
         let mut waits = false;
         let mut has_failed = false;
         loop {
-            match self.attempt(!waits) {
+            match self.attempt(!waits && !has_failed) {
                 Ok(Attempt::Opened(listener)) => {
-                    if waits {
+                    if waits || has_failed {
                         tracing::info!(
                             "'spliced reload' and 'spliced status' reach this process now"
                         );
@@ -140,12 +140,12 @@ impl Opening {
                     if !has_failed {
                         warn_unreachable(&error);
                     }
-                    if !waits {
-                        return None;
-                    }
-                    // What stands in the way may go, since there is a way in principle.
+                    // What stands in the way may go.
                     has_failed = true;
                     thread::sleep(RETRY_AFTER);
+                    if matches!(*lock(&self.held), Held::NoMore) {
+                        return None;
+                    }
                 }
             }
         }
@@ -320,6 +320,28 @@ mod tests {
         fs::remove_file(&path).expect("removed");
         drop(second);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_that_could_not_be_made_is_made_later() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let directory = scratch.path().join("run");
+        // In the way of the directory.
+        fs::write(&directory, "").expect("written");
+        let (socket, _) = opened(&scratch);
+        let (ended, asked) = opened(&scratch);
+        drop(ended);
+        fs::remove_file(&directory).expect("removed");
+        until("it answers", || is_answered(&scratch));
+        // Once it was made it can be lost again.
+        fs::remove_dir_all(&directory).expect("removed");
+        fs::write(&directory, "").expect("written");
+        until("it is known", || {
+            matches!(*lock(&socket.held), Held::NotYet)
+        });
+        fs::remove_file(&directory).expect("removed");
+        until("it answers again", || is_answered(&scratch));
+        assert_eq!(asked.load(Ordering::Relaxed), 0);
     }
 
     #[test]

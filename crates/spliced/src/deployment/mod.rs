@@ -318,6 +318,8 @@ impl Deployment {
             let wanted = terms.plan.file_access;
             if before != wanted {
                 changes.extend(listening.sockets.change_of_access(before, wanted)?);
+            } else if let Some(why) = listening.sockets.why_unreachable() {
+                tracing::warn!("listener {}: {why}", terms.plan.name);
             }
         }
         change_access(&changes, last)

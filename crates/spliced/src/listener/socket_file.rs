@@ -99,13 +99,17 @@ impl SocketFile {
         former: FileAccess,
         wanted: FileAccess,
     ) -> Result<AccessChange<'_>> {
-        ensure!(
-            self.is_in_place(),
-            "{} is not the socket of this process any more: it was removed or replaced; restart the process, which makes it \
-             again",
-            self.file.path.display()
-        );
+        ensure!(self.is_in_place(), "{}", self.words_if_gone());
         AccessChange::checked(&self.file, &self.made, former, wanted)
+    }
+
+    /// What to say if the path does not lead to the socket any more.
+    pub(crate) fn words_if_gone(&self) -> String {
+        format!(
+            "{} is not the socket of this process any more: it was removed or replaced; remove the listener in a reload and \
+             add it in another one, or restart the process",
+            self.file.path.display()
+        )
     }
 
     /// The file has another name by now.

@@ -135,6 +135,12 @@ impl ListeningSockets {
         file.map(|file| file.change(former, wanted)).transpose()
     }
 
+    /// Why clients do not reach a UNIX socket any more, though it listens.
+    pub(crate) fn why_unreachable(&self) -> Option<String> {
+        let file = self.socket_file.as_ref()?;
+        (!file.is_in_place()).then(|| file.words_if_gone())
+    }
+
     fn add_tcp(
         &mut self,
         address: SocketAddress,

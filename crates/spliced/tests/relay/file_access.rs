@@ -206,6 +206,10 @@ fn a_reload_changes_them_on_the_socket_that_clients_have() {
     drop(server.accept());
     // One of them cannot be changed, and so both stay as they are.
     fs::remove_file(&other).expect("removed");
+    let unchanged = configuration("", "mode = \"0640\"", "");
+    assert!(proxy.reload(&unchanged).status.success());
+    let told = proxy.relay.wait_logged("is not the socket of this process");
+    assert!(told.contains("it was removed or replaced"), "{told}");
     let output = proxy.reload(&configuration("mode = \"0200\"", "", ""));
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("nothing has changed"), "{told}");
