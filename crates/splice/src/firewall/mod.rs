@@ -29,11 +29,12 @@ mod snapshot;
 mod tests;
 mod watch;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use slab::Slab;
@@ -109,6 +110,26 @@ struct State {
 /// device's name.
 pub(crate) type Behind = Box<dyn Fn(u32) -> Option<String> + Send + Sync>;
 
+/// A pair's doubt that hooks are not accounted for.
+#[derive(Clone)]
+pub(crate) struct Doubt {
+    began: Instant,
+    /// Since when it is about the filters as they were read then.
+    at: Instant,
+    about: Arc<Snapshot>,
+}
+
+impl fmt::Debug for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Doubt")
+            .field("began", &self.began)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How long a pair doubts filters that change all the time.
+const LONGEST_DOUBT: Duration = Duration::from_secs(5);
+
 /// The filters as somebody has last seen them.
 pub(crate) struct Known(Arc<Snapshot>);
 
@@ -130,7 +151,7 @@ impl Firewall {
             hooks,
             behind,
             state: Mutex::new(State {
-                snapshot: Arc::new(Snapshot::new(watch.first())),
+                snapshot: Arc::new(Snapshot::new(watch.first(), HashMap::new())),
                 looked_at,
                 pairs: Slab::new(),
             }),
@@ -205,13 +226,13 @@ impl Firewall {
 
     /// Whether to believe that hooks are not accounted for. Chains that are newer than the rules
     /// that were read will be accounted for soon. A pair that has `doubted` before gets the answer
-    /// once the filters were read again.
+    /// once the filters were read again, and are the same.
     fn is_settled(
         &self,
-        snapshot: &Snapshot,
+        snapshot: &Arc<Snapshot>,
         connection: &Connection,
         found: (HookCounts, &str),
-        doubted: &mut Option<Instant>,
+        doubted: &mut Option<Doubt>,
     ) -> bool {
         let Some(device) = &connection.device else {
             return true;
@@ -224,11 +245,22 @@ impl Firewall {
         {
             return true;
         }
-        let doubted_at = *doubted.get_or_insert_with(Instant::now);
-        if self.lock().looked_at > doubted_at {
+        let now = Instant::now();
+        let doubt = doubted.get_or_insert_with(|| Doubt {
+            began: now,
+            at: now,
+            about: Arc::clone(snapshot),
+        });
+        if !Arc::ptr_eq(&doubt.about, snapshot) && now < doubt.began + LONGEST_DOUBT {
+            // The filters have changed since, and may have again.
+            (doubt.at, doubt.about) = (now, Arc::clone(snapshot));
+        }
+        let state = self.lock();
+        if Arc::ptr_eq(&state.snapshot, snapshot) && state.looked_at > doubt.at {
             unaccounted.insert(site, (found.0, found.1.into()));
             return true;
         }
+        drop(state);
         drop(unaccounted);
         // The write fails only if the counter is full, and then the thread looks anyway.
         let _ = rustix::io::write(&self.look, &1u64.to_ne_bytes());
@@ -246,7 +278,7 @@ impl Firewall {
         ask_tracking: impl FnOnce(&mut [Connection; 2]),
         by_groups: GroupFilter,
         waker: Waker,
-        doubted: &mut Option<Instant>,
+        doubted: &mut Option<Doubt>,
     ) -> std::result::Result<Pass, Refusal> {
         let mut ask_tracking = Some(ask_tracking);
         loop {
@@ -358,7 +390,7 @@ impl Firewall {
 
     /// Whether the hooks that pairs meet have changed, or a device was renamed.
     fn has_other_hooks(&self, snapshot: &Snapshot) -> bool {
-        if snapshot.has_renamed_devices() || snapshot.has_others_behind(&self.behind) {
+        if snapshot.has_renamed_devices() {
             return true;
         }
         let accounted = snapshot.accounted().clone();

@@ -28,12 +28,15 @@ pub(super) struct Snapshot {
 pub(super) type HookSite = (u32, Family);
 
 impl Snapshot {
-    pub(super) fn new(filters: Result<Filters, String>) -> Self {
+    pub(super) fn new(
+        filters: Result<Filters, String>,
+        behind: HashMap<u32, Option<String>>,
+    ) -> Self {
         Self {
             filters,
             accounted: Mutex::new(HashMap::new()),
             unaccounted: Mutex::new(HashMap::new()),
-            behind: Mutex::new(HashMap::new()),
+            behind: Mutex::new(behind),
             names: Mutex::new(HashMap::new()),
         }
     }
@@ -52,12 +55,20 @@ impl Snapshot {
             .clone()
     }
 
-    /// Whether that has changed on a device that somebody has asked about.
-    pub(super) fn has_others_behind(&self, look: &Behind) -> bool {
-        let behinds = self.behinds().clone();
-        behinds
-            .iter()
-            .any(|(device, before)| look(*device) != *before)
+    /// What comes there now on each device that somebody has asked about.
+    pub(super) fn look_behind(&self, look: &Behind) -> HashMap<u32, Option<String>> {
+        let devices: Vec<_> = self.behinds().keys().copied().collect();
+        devices
+            .into_iter()
+            .map(|device| (device, look(device)))
+            .collect()
+    }
+
+    /// Whether that is something else than before.
+    pub(super) fn has_others_behind(&self, now: &HashMap<u32, Option<String>>) -> bool {
+        let before = self.behinds();
+        now.iter()
+            .any(|(device, now)| before.get(device).is_some_and(|before| before != now))
     }
 
     pub(super) fn unaccounted(&self) -> MutexGuard<'_, HashMap<HookSite, (HookCounts, String)>> {

@@ -1,5 +1,6 @@
 //! What becomes of passes when the filters change.
 
+use std::collections::HashMap;
 use std::sync::Weak;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,7 +34,8 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
         let pass = firewall.admit(connections, |_| {}, by_groups, waker, &mut None);
         let pass = pass.expect("there are no rules");
         let readable = firewall.snapshot().filters.clone();
-        let change = |filters| firewall.change(Snapshot::new(filters), Instant::now());
+        let change =
+            |filters| firewall.change(Snapshot::new(filters, HashMap::new()), Instant::now());
         let unreadable = || change(Err("they change too fast".into()));
 
         assert!(unreadable().is_unsettled);

@@ -77,6 +77,13 @@ impl Watch {
             let asked = rustix::io::read(&self.look, &mut [0; 8]).is_ok();
             // A failed socket reports nothing any more.
             let told = asked || is_unsettled || told && self.changes.any().unwrap_or(true);
+            // First, since it takes long: the kernel calls other hooks soon after the filters were read.
+            let behind = {
+                let Some(firewall) = firewall.upgrade() else {
+                    return;
+                };
+                firewall.snapshot().look_behind(&firewall.behind)
+            };
             let began = Instant::now();
             let read = self.read_again(&filters, told);
             let rest = (began.elapsed() * REST_FACTOR).min(LONGEST_REST);
@@ -84,12 +91,15 @@ impl Watch {
                 return;
             };
             let snapshot = firewall.snapshot();
-            let has_changed = read.is_some() || is_unsettled || firewall.has_other_hooks(&snapshot);
+            let has_changed = read.is_some()
+                || is_unsettled
+                || snapshot.has_others_behind(&behind)
+                || firewall.has_other_hooks(&snapshot);
             if let Some(read) = read {
                 filters = read;
             }
             let mut change = if has_changed {
-                firewall.change(Snapshot::new(filters.clone()), began)
+                firewall.change(Snapshot::new(filters.clone(), behind), began)
             } else {
                 firewall.lock().looked_at = began;
                 Change::default()

@@ -45,10 +45,10 @@ impl Segment {
             learn_tracking(connections, self.datapath.tracked(tuples));
         };
         let firewall = Arc::clone(firewall);
-        let mut doubted_at = self.doubted_at;
+        let mut doubted = self.doubted.take();
         let by_groups = self.filter_of_groups(*tuples, found);
-        let admitted = firewall.admit([a, b], ask_tracking, by_groups, waker, &mut doubted_at);
-        self.doubted_at = doubted_at;
+        let admitted = firewall.admit([a, b], ask_tracking, by_groups, waker, &mut doubted);
+        self.doubted = doubted;
         match admitted {
             Ok(pass) => {
                 self.pass = Some(pass);

@@ -57,7 +57,7 @@ use std::time::Instant;
 
 use super::{Aftermath, DirectionView, KernelCounters, KernelEngine, PairView, Turn};
 use crate::endpoint::Endpoint;
-use crate::firewall::Pass;
+use crate::firewall::{Doubt, Pass};
 use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Notifier;
@@ -85,8 +85,8 @@ pub(crate) struct Segment {
     pass: Option<Pass>,
     /// Where the pair's segments go is watched.
     routed: Option<Routed>,
-    /// Since when the pair waits for the packet filters to be examined.
-    doubted_at: Option<Instant>,
+    /// The pair waits for the packet filters to be examined.
+    doubted: Option<Doubt>,
     /// Another thread attaches the program: nothing changes before then.
     begins_at: Option<Instant>,
     change_over: ChangeOver,
@@ -109,7 +109,7 @@ impl Segment {
             bypasses_firewall,
             pass: None,
             routed: None,
-            doubted_at: None,
+            doubted: None,
             begins_at: None,
             change_over: ChangeOver::new(bypasses_firewall),
             counters: Arc::default(),

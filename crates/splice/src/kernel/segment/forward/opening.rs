@@ -184,7 +184,7 @@ impl Forwards {
             .firewall()
             .map_err(|why| Refusal::Because(why.into()))?;
         let waker = Waker::from(Arc::clone(&self.alarm));
-        let mut doubted_at = owner.way().doubted_at;
+        let mut doubted = owner.way().doubted.clone();
         let mut passes = Vec::new();
         let listeners = path.listeners.iter();
         for pair in listeners.flat_map(|one| connections(path, *one, options.server)) {
@@ -192,9 +192,9 @@ impl Forwards {
             let admitted = {
                 // No socket has it.
                 let by_groups = Box::new(|| None);
-                firewall.admit(pair, |_| {}, by_groups, waker.clone(), &mut doubted_at)
+                firewall.admit(pair, |_| {}, by_groups, waker.clone(), &mut doubted)
             };
-            owner.way().doubted_at = doubted_at;
+            owner.way().doubted = doubted.clone();
             passes.push(admitted.map_err(|refusal| match refusal {
                 Refusal::Because(why) => Refusal::Because(format!("packet filters: {why}")),
                 Refusal::NotYet => Refusal::NotYet,
@@ -276,7 +276,7 @@ impl Forwards {
     /// Has new connections of an owner begin with sockets.
     pub(super) fn by_sockets(&self, owner: &Owner, why: &str) {
         let mut way = owner.way();
-        way.doubted_at = None;
+        way.doubted = None;
         for listener in way.open.iter().flat_map(|open| &open.path.listeners) {
             self.datapath.unlisten(&end_of(*listener));
         }

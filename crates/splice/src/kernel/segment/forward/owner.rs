@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::ended::Forwarded;
 use super::network::Path;
-use crate::firewall::{Pass, PassState};
+use crate::firewall::{Doubt, Pass, PassState};
 
 /// How connections are forwarded.
 #[derive(Clone, Debug)]
@@ -101,8 +101,8 @@ pub(super) struct Way {
     pub(super) open: Option<Open>,
     /// Why not.
     pub(super) obstacle: Option<String>,
-    /// When the packet filters were doubted first.
-    pub(super) doubted_at: Option<Instant>,
+    /// The packet filters are doubted.
+    pub(super) doubted: Option<Doubt>,
 }
 
 pub(super) struct Open {
@@ -146,6 +146,6 @@ impl Owner {
     pub(super) fn is_in_doubt(&self) -> bool {
         let way = self.way();
         let mut passes = way.open.iter().flat_map(|open| &open.passes);
-        way.doubted_at.is_some() || passes.any(|pass| pass.state() != PassState::Admitted)
+        way.doubted.is_some() || passes.any(|pass| pass.state() != PassState::Admitted)
     }
 }
