@@ -36,10 +36,14 @@ int foreign_tc(struct __sk_buff *skb)
 	int verdict;
 	__u8 protocol;
 
-	if (!me || skb->protocol != bpf_htons(ETH_P_IP))
+	if (!me)
+		return NEXT;
+	verdict = (int)me->verdict - 1;
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return verdict;
+	if (skb->protocol != bpf_htons(ETH_P_IP))
 		return NEXT;
 	__sync_fetch_and_add(&me->packets, 1);
-	verdict = (int)me->verdict - 1;
 	if (!me->outer_port ||
 	    bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, protocol), &protocol, 1) ||
 	    protocol != IPPROTO_TCP || bpf_skb_load_bytes(skb, at, ports, sizeof(ports)))

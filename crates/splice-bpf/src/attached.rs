@@ -69,12 +69,12 @@ fn claim_of(id: u32) -> String {
 /// Which programs see received packets of a device beside another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// These; programs of this library, which leave other connections alone, are not among them.
+    /// These, by their ids.
     Programs {
-        /// The ids of those that see packets first.
+        /// Those that see packets first.
         before: Vec<u32>,
-        /// The names of those that see them later.
-        behind: Vec<String>,
+        /// Those that see them later.
+        behind: Vec<u32>,
     },
     /// The program is not attached to the device.
     NotAttached,
@@ -95,13 +95,20 @@ pub fn programs_beside(device: u32, own: u32) -> Result<Beside, Errno> {
     let Some(at) = ids.iter().position(|id| *id == own) else {
         return Ok(Beside::NotAttached);
     };
-    let is_foreign = |id: &&u32| !matches!(Claim::on(&claim_of(**id)), Ok(None));
-    let before = ids[..at].iter().filter(is_foreign);
-    let behind = ids[at + 1..].iter().filter(is_foreign);
     Ok(Beside::Programs {
-        before: before.copied().collect(),
-        behind: behind.map(|id| name_of(*id)).collect(),
+        before: ids[..at].to_vec(),
+        behind: ids[at + 1..].to_vec(),
     })
+}
+
+/// The name of a program, or its number where it cannot be asked for; `None` for one of this library, which leaves other
+/// connections alone.
+pub fn foreign_name(id: u32) -> Option<String> {
+    if matches!(Claim::on(&claim_of(id)), Ok(None)) {
+        return None;
+    }
+    // A process that is being killed may have lost its claim already, and the kernel is still detaching its programs.
+    Some(name_of(id)).filter(|name| !OWN.contains(&name.as_str()))
 }
 
 /// The name of a program that filters the packets of the sockets of a control group, attached to it or to one above it.
@@ -171,8 +178,7 @@ fn query(target: i32, place: libbpf_sys::bpf_attach_type, flags: u32) -> Result<
     Ok(ids.into_iter().take_while(|id| *id != 0).collect())
 }
 
-/// The name of a program, or its number where it cannot be asked for.
-pub fn name_of(id: u32) -> String {
+fn name_of(id: u32) -> String {
     let found = ProgInfoIter::default().find(|program| program.id == id);
     found.map_or_else(
         || format!("number {id}"),

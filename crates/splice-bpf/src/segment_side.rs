@@ -69,6 +69,11 @@ impl SegmentSide {
         self.reach.fetch_or(u64::from(marks) << u32::BITS, SeqCst);
     }
 
+    /// The program notes the next segment as if it was the first one; before Overlap only.
+    pub fn forget_noted(&self) {
+        self.reach.store(0, SeqCst);
+    }
+
     /// Nothing is marked any more; the socket knows of so much.
     pub fn begin_reach(&self, known: u32) {
         let begun = |reach: u64| {

@@ -11,6 +11,8 @@ use splice_base::error::{Error, ErrorKind, Result};
 
 use self::clsact::Filter;
 pub use self::clsact::is_own_filter;
+#[cfg(feature = "test")]
+pub use self::tcx::detach_link;
 use crate::program::Program;
 
 /// How a program is attached to a device.
@@ -47,6 +49,15 @@ impl DeviceLink {
         match self {
             Self::Tcx(link) => tcx::is_attached(link).unwrap_or(true),
             Self::Clsact(filter) => filter.is_attached(),
+        }
+    }
+
+    /// Detaches the program as somebody else would (`bpftool link detach`). Of a filter there is nothing to detach.
+    #[cfg(feature = "test")]
+    pub fn detach(&self) -> std::result::Result<(), Errno> {
+        match self {
+            Self::Tcx(link) => tcx::detach(link),
+            Self::Clsact(_) => Ok(()),
         }
     }
 }

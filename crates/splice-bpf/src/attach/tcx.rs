@@ -28,6 +28,25 @@ pub(super) fn is_attached(link: &OwnedFd) -> Result<bool, Errno> {
     Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex } != 0)
 }
 
+/// Detaches a link by its id, as `bpftool link detach` does.
+///
+/// # Errors
+/// If there is none.
+#[cfg(feature = "test")]
+pub fn detach_link(id: u32) -> Result<(), Errno> {
+    // SAFETY: it takes a number only.
+    let fd = unsafe { libbpf_sys::bpf_link_get_fd_by_id(id) };
+    checked(fd)?;
+    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    detach(&unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(feature = "test")]
+pub(super) fn detach(link: &OwnedFd) -> Result<(), Errno> {
+    // SAFETY: the descriptor is a link's, and stays open.
+    checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) })
+}
+
 impl Program {
     pub(super) fn attach_tcx(
         &self,

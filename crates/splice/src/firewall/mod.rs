@@ -92,6 +92,7 @@ const PAIRS_PER_LOOK: usize = 256;
 pub(crate) struct Firewall {
     hooks: Arc<Hooks>,
     behind: Behind,
+    look_around: LookAround,
     state: Mutex<State>,
     /// Readable once the watching thread should end.
     stop: OwnedFd,
@@ -109,6 +110,9 @@ struct State {
 /// Whether tc programs or filters on a device, by its ifindex, come after the engine's program, in words that follow the
 /// device's name.
 pub(crate) type Behind = Box<dyn Fn(u32) -> Option<String> + Send + Sync>;
+
+/// Looks after the engine's program on devices, at least once a second.
+pub(crate) type LookAround = Box<dyn Fn() + Send + Sync>;
 
 /// A pair's doubt that hooks are not accounted for.
 #[derive(Clone)]
@@ -139,7 +143,7 @@ impl Firewall {
     /// # Errors
     /// [`ErrorKind::BpfRefused`] if the hooks cannot be read, [`ErrorKind::System`] if nothing can
     /// watch. Unreadable rules are no error: then no pair is admitted.
-    pub(crate) fn watch(behind: Behind) -> Result<Arc<Self>> {
+    pub(crate) fn watch(behind: Behind, look_around: LookAround) -> Result<Arc<Self>> {
         let hooks = Hooks::load()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
         // Subscribe first, so that no change after the first look is missed.
@@ -150,6 +154,7 @@ impl Firewall {
         let firewall = Arc::new(Self {
             hooks,
             behind,
+            look_around,
             state: Mutex::new(State {
                 snapshot: Arc::new(Snapshot::new(watch.first(), HashMap::new())),
                 looked_at,

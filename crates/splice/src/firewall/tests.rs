@@ -26,7 +26,7 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
     }
     let namespace = Namespace::new("passes").expect("a namespace");
     let passes = || {
-        let firewall = Firewall::watch(Box::new(|_| None)).expect("watched");
+        let firewall = Firewall::watch(Box::new(|_| None), Box::new(|| ())).expect("watched");
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&woken));
         let connections = [Family::Ipv4, Family::Ipv6].map(Connection::any);

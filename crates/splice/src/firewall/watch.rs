@@ -82,6 +82,7 @@ impl Watch {
                 let Some(firewall) = firewall.upgrade() else {
                     return;
                 };
+                (firewall.look_around)();
                 firewall.snapshot().look_behind(&firewall.behind)
             };
             let began = Instant::now();

@@ -31,6 +31,14 @@ impl Calls {
         self.listeners().insert(slot, (serial, waker));
     }
 
+    /// Has every pair look.
+    pub(super) fn wake_all(&self) {
+        let listeners = self.listeners();
+        let wakers: Vec<_> = listeners.values().map(|(_, waker)| waker.clone()).collect();
+        drop(listeners);
+        wakers.iter().for_each(Waker::wake_by_ref);
+    }
+
     /// Unless another flow has the slot by now.
     pub(super) fn hang_up(&self, slot: u32, serial: u32) {
         let mut listeners = self.listeners();

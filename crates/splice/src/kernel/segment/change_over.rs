@@ -180,12 +180,14 @@ impl ChangeOver {
         self.cookies = cookies;
     }
 
-    /// Whether Overlap can begin. `noted` is what the program has noted of each peer's segments.
+    /// Whether Overlap can begin. `noted` is what the program has noted of each peer's segments, and whether only that
+    /// tells that it sees them.
     pub(super) fn watch(
         &self,
         found: &SegmentInspection,
         streams: [Stream; 2],
         noted: [Option<NotedSegment>; 2],
+        only_noted: [bool; 2],
         is_admitted: bool,
         now: Instant,
     ) -> Watched {
@@ -204,7 +206,7 @@ impl ChangeOver {
         }
         for side in Side::BOTH {
             let noted = noted[side.index()];
-            if !was_seen(found, side.index(), noted) {
+            if !was_seen(found, side.index(), noted, only_noted[side.index()]) {
                 return Watched::Unseen {
                     side,
                     device: device(&found.socket[side.index()]),

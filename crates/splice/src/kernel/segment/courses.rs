@@ -62,6 +62,14 @@ impl Segment {
         self.why_revoked().or_else(moved)
     }
 
+    /// Why some of the pair's segments may not reach the program any more, if so.
+    pub(super) fn why_not_seen(&self) -> Option<String> {
+        let mut attached = self.attached.iter().flatten();
+        attached
+            .find_map(|attached| attached.why_lost())
+            .map(str::to_owned)
+    }
+
     /// Some of the pair's segments would get lost now.
     pub(super) fn is_closed(&self) -> bool {
         let routed = self.routed.as_ref();
@@ -74,7 +82,10 @@ impl Segment {
             return;
         };
         let course = self.routed.as_ref().map(Routed::course).unwrap_or_default();
-        let goes_back = self.why_not_bypassing().is_some();
+        let goes_back = self
+            .why_not_bypassing()
+            .or_else(|| self.why_not_seen())
+            .is_some();
         let has_to_wait = goes_back && !self.is_routed();
         for (side, closed) in course.closed.iter().enumerate() {
             flow.close(side, has_to_wait || closed.is_some());

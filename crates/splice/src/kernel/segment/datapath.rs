@@ -1,11 +1,13 @@
 //! The kernel side in one network namespace: programs, maps, and the devices that they are attached to.
 
 mod attachment;
+mod before;
 mod behind;
 mod handle;
 mod per_namespace;
+mod watch;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -15,8 +17,9 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
+pub(super) use self::attachment::Attached;
 use self::attachment::{AttachState, Attachment};
-use self::behind::{Before, Behind};
+use self::behind::Behind;
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
 use super::calls::Calls;
@@ -90,7 +93,6 @@ pub(crate) struct Datapath {
     settings: Settings,
     /// How the program is attached.
     mode: Arc<Mutex<AttachMode>>,
-    before: Arc<Before>,
     /// `None` if somebody else has it.
     _claimed: Option<Claimed>,
     /// Locked while the program is being attached to a device.
@@ -105,6 +107,8 @@ struct Table {
     slots: FlowSlots,
     owners: HashMap<SegmentTuple, u32>,
     devices: HashMap<u32, Attachment>,
+    /// Those, and devices to which the program was attached before.
+    known_devices: HashSet<u32>,
     /// Devices that another thread works on, or that refused the program.
     attach_states: HashMap<u32, AttachState>,
 }
@@ -186,7 +190,6 @@ impl Datapath {
         Ok(Self {
             ingress,
             mode: Arc::new(Mutex::new(AttachMode::Tcx)),
-            before: Arc::default(),
             _claimed: claimed,
             egress: object.program("segment_egress")?,
             change_overs: object.map("segment_change_overs")?.share_values()?,
@@ -212,6 +215,7 @@ impl Datapath {
                 slots: FlowSlots::new(PAIRS),
                 owners: HashMap::new(),
                 devices: HashMap::new(),
+                known_devices: HashSet::new(),
                 attach_states: HashMap::new(),
             }),
             attaching: Mutex::new(()),
@@ -261,7 +265,7 @@ impl Datapath {
 
     /// The packet filters that segments bypass, or why they cannot be watched. The first call, which
     /// [`found`](Self::found) makes, loads a program.
-    pub(super) fn firewall(&self) -> std::result::Result<&Arc<Firewall>, &str> {
+    pub(super) fn firewall(self: &Arc<Self>) -> std::result::Result<&Arc<Firewall>, &str> {
         let watch = || {
             let behind = Behind {
                 own: self
@@ -269,10 +273,19 @@ impl Datapath {
                     .id()
                     .context("cannot ask for the id of the program")?,
                 mode: Arc::clone(&self.mode),
-                before: Arc::clone(&self.before),
                 links: Mutex::new(Links::new().context("cannot ask for tc filters")?),
             };
-            Firewall::watch(Box::new(move |device| behind.first(device)))
+            // The datapath has the firewall, which keeps this.
+            let datapath = Arc::downgrade(self);
+            let look_around = move || {
+                if let Some(datapath) = datapath.upgrade() {
+                    datapath.look_at_attachments();
+                }
+            };
+            Firewall::watch(
+                Box::new(move |device| behind.first(device)),
+                Box::new(look_around),
+            )
         };
         let firewall = (self.firewall).get_or_init(|| watch().map_err(|error| error.to_string()));
         firewall.as_ref().map_err(String::as_str)

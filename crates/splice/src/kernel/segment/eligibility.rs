@@ -238,14 +238,16 @@ pub(super) fn has_ended(socket: &SegmentSocket) -> bool {
 /// window, and so small a part of the space that another connection's segment does not match by chance.
 const NEAR: u32 = 1 << 26;
 
-/// Whether the program has seen segments of this very connection: its SYN, or the one that was noted.
+/// Whether the program has seen segments of this very connection: its SYN, or the one that was noted. With `only_noted` the
+/// SYN proves nothing.
 pub(super) fn was_seen(
     found: &SegmentInspection,
     side: usize,
     noted: Option<NotedSegment>,
+    only_noted: bool,
 ) -> bool {
     let socket = &found.socket[side];
-    handshake(found, side).is_some()
+    (!only_noted && handshake(found, side).is_some())
         || noted.is_some_and(|noted| {
             noted.device == device(socket)
                 && noted.seq.wrapping_sub(socket.rcv_nxt).wrapping_add(NEAR) < 2 * NEAR

@@ -190,6 +190,7 @@ impl Segment {
         untranslatable
             .map(|(side, how)| format!("{side:?}'s segments {how}"))
             .or_else(|| self.why_not_bypassing())
+            .or_else(|| self.why_not_seen())
     }
 
     /// How the streams go on, or `None` while they cannot: a socket has to deliver something first.

@@ -64,7 +64,7 @@ use crate::reactor::Notifier;
 use crate::routing::Routed;
 use change_over::{ChangeOver, Phase};
 use counters::FlowCounters;
-use datapath::Datapath;
+use datapath::{Attached, Datapath};
 use flow::Flow;
 use grace::Wait;
 use sleepers::Peers;
@@ -85,6 +85,8 @@ pub(crate) struct Segment {
     pass: Option<Pass>,
     /// Where the pair's segments go is watched.
     routed: Option<Routed>,
+    /// The program is attached to the device of each side, or was.
+    attached: [Option<Arc<Attached>>; 2],
     /// The pair waits for the packet filters to be examined.
     doubted: Option<Doubt>,
     /// Another thread attaches the program: nothing changes before then.
@@ -109,6 +111,7 @@ impl Segment {
             bypasses_firewall,
             pass: None,
             routed: None,
+            attached: [None, None],
             doubted: None,
             begins_at: None,
             change_over: ChangeOver::new(bypasses_firewall),

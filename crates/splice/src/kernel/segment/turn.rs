@@ -146,6 +146,10 @@ impl Segment {
         for device in devices {
             self.ensure_attached(device)?;
         }
+        // Before the first segment counts that the program sees.
+        for (attached, device) in self.attached.iter_mut().zip(devices) {
+            *attached = Some(self.datapath.attached(device).ok_or(Obstacle::NotNow)?);
+        }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
         let flow = Flow::watch(Arc::clone(&self.datapath), tuples, devices, scales)
             .map_err(|why| Obstacle::Refused(why.into()))?;
@@ -198,11 +202,18 @@ impl Segment {
         streams: [Stream; 2],
         now: Instant,
     ) -> Progress {
+        for (side, socket) in found.socket.iter().enumerate() {
+            self.renew_attached(flow, side, device(socket));
+        }
         let noted = [0, 1].map(|side| noted_segment(flow, side));
+        let only_noted = [0, 1].map(|side: usize| {
+            let attached = self.attached[side].as_ref();
+            attached.is_none_or(|attached| attached.doubts_handshakes())
+        });
         let is_admitted = self.is_admitted(found);
         let watched = self
             .change_over
-            .watch(found, streams, noted, is_admitted, now);
+            .watch(found, streams, noted, only_noted, is_admitted, now);
         let translation = match watched {
             Watched::Stays(progress) => return progress,
             Watched::Translatable(translation) => translation,
@@ -236,6 +247,15 @@ impl Segment {
             }
             // A socket that is gone was reset, of which the pair hears by its own event.
             Ok(_) | Err(_) => self.change_over.later(),
+        }
+    }
+
+    /// Where the program was detached, or may have lost sight of this side's peer, only what it sees from now on counts.
+    fn renew_attached(&mut self, flow: &Flow, side: usize, device: u32) {
+        let attached = self.attached[side].as_ref();
+        if attached.is_none_or(|attached| attached.why_lost().is_some()) {
+            self.attached[side] = self.datapath.attached(device);
+            flow.side(side).forget_noted();
         }
     }
 

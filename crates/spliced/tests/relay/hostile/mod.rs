@@ -71,6 +71,7 @@ mod site;
 mod spray;
 mod stage;
 mod syn;
+mod tc_programs;
 mod timestamp;
 mod turmoil;
 mod unread;

@@ -28,6 +28,15 @@ impl Site<'_> {
         }
     }
 
+    pub(super) fn device_index(&self) -> u32 {
+        let listed = ip(
+            self.stage.lab().relay(),
+            &format!("-o link show {}", self.device()),
+        );
+        let (index, _) = listed.split_once(':').expect("a device");
+        index.parse().expect("an index")
+    }
+
     /// The network of the peer, behind a router.
     pub(super) fn network(&self) -> String {
         let number = match self.side {

@@ -33,7 +33,7 @@ fn spliced(found: &SegmentInspection) -> ChangeOver {
 /// What watching comes to where it comes to an end.
 fn outcome(found: &SegmentInspection, is_admitted: bool) -> Progress {
     let now = Instant::now();
-    match watching().watch(found, NOTHING, NOT_NOTED, is_admitted, now) {
+    match watching().watch(found, NOTHING, NOT_NOTED, [false; 2], is_admitted, now) {
         Watched::Stays(progress) => progress,
         other => panic!("{other:?}"),
     }
@@ -42,11 +42,11 @@ fn outcome(found: &SegmentInspection, is_admitted: bool) -> Progress {
 #[test]
 fn overlap_begins_once_segments_of_both_peers_were_seen() {
     let (change_over, now) = (watching(), Instant::now());
-    let watched = change_over.watch(&pair(), NOTHING, NOT_NOTED, true, now);
+    let watched = change_over.watch(&pair(), NOTHING, NOT_NOTED, [false; 2], true, now);
     assert!(matches!(watched, Watched::Translatable(_)), "{watched:?}");
     let mut found = pair();
     found.seen[1] = SegmentSeen::default();
-    let watched = change_over.watch(&found, NOTHING, NOT_NOTED, true, now);
+    let watched = change_over.watch(&found, NOTHING, NOT_NOTED, [false; 2], true, now);
     let Watched::Unseen { side, device, .. } = watched else {
         panic!("{watched:?}");
     };
@@ -59,7 +59,7 @@ fn unseen_peers_are_probed_three_times_and_then_refused() {
     let found = unseen_pair();
     let (mut now, mut probes) = (start, Vec::new());
     let refused_after = loop {
-        let watched = change_over.watch(&found, NOTHING, NOT_NOTED, true, now);
+        let watched = change_over.watch(&found, NOTHING, NOT_NOTED, [false; 2], true, now);
         let Watched::Unseen { is_probe_due, .. } = watched else {
             panic!("{watched:?}");
         };

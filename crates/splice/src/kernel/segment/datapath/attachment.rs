@@ -12,19 +12,32 @@
 //! (`Segment::new`) attaches the program on its loop's own thread.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::before::{self, Preceding};
 use super::{Datapath, LOOPBACK};
 use splice_base::error::Result;
 use splice_bpf::{DeviceLink, Traffic};
 
 /// The program, attached to a device.
 pub(super) struct Attachment {
-    links: Arc<[DeviceLink; 2]>,
+    pub(super) links: Arc<[DeviceLink; 2]>,
+    /// What precedes it there.
+    pub(super) before: Vec<Preceding>,
+    /// What the pairs on the device hold.
+    pub(super) attached: Arc<Attached>,
     /// When it was last seen there.
     seen_at: Instant,
+}
+
+/// The program is attached to a device: pairs whose segments it sees there hold this.
+#[derive(Debug, Default)]
+pub(in super::super) struct Attached {
+    why_lost: OnceLock<String>,
+    /// There was another one before, and what the program saw then proves nothing.
+    is_again: bool,
 }
 
 /// How far another thread has come with a device.
@@ -40,6 +53,32 @@ const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// How long one check serves all pairs that doubt the same device. A pair doubts it again after 600 ms
 /// (`BETWEEN_PROBES`).
 const SEEN_FOR: Duration = Duration::from_millis(100);
+
+impl Attached {
+    /// The one that follows.
+    pub(super) fn again() -> Self {
+        Self {
+            is_again: true,
+            ..Self::default()
+        }
+    }
+
+    /// For good.
+    pub(super) fn lose(&self, why: String) {
+        // The first reason counts.
+        let _ = self.why_lost.set(why);
+    }
+
+    /// Why some of what the device receives may not reach the program any more.
+    pub(in super::super) fn why_lost(&self) -> Option<&str> {
+        self.why_lost.get().map(String::as_str)
+    }
+
+    /// The SYN of a connection may have reached the program only before.
+    pub(in super::super) fn doubts_handshakes(&self) -> bool {
+        self.is_again
+    }
+}
 
 impl Datapath {
     /// Attaches the program to a device; true when it already was.
@@ -67,18 +106,23 @@ impl Datapath {
             self.ingress.attach(device, Traffic::In, mode)?,
             self.egress.attach(device, Traffic::Out, mode)?,
         ];
-        if let Ok(own) = self.ingress.id() {
-            self.before.note(device, own);
-        }
         if device == LOOPBACK {
             let behind = self.ingress.is_preceded_by_same_name(device, &links[0])?;
             self.gate.at(0).behind.store(behind.into(), Relaxed);
         }
+        let before = before::preceding(device, &self.ingress, &links[0]);
+        let mut table = self.table();
+        let attached = match table.known_devices.insert(device) {
+            true => Attached::default(),
+            false => Attached::again(),
+        };
         let attachment = Attachment {
+            before: before.unwrap_or_default(),
+            attached: Arc::new(attached),
             links: Arc::new(links),
             seen_at: Instant::now(),
         };
-        self.table().devices.insert(device, attachment);
+        table.devices.insert(device, attachment);
         Ok(false)
     }
 
@@ -137,8 +181,8 @@ impl Datapath {
         }
     }
 
-    /// Attaches the program, unless it still is attached.
-    fn reattach(&self, device: u32) -> Result<bool> {
+    /// Attaches the program, unless it still is attached. If it is not, its pairs go back to their sockets.
+    pub(super) fn reattach(&self, device: u32) -> Result<bool> {
         let _one = self.attaching();
         let attachment = self
             .table()
@@ -153,9 +197,25 @@ impl Datapath {
                 return Ok(true);
             }
             let gone = self.table().devices.remove(&device);
-            drop((links, gone));
+            drop(links);
+            // Before the program sees segments again, which would count for these pairs.
+            if let Some(lost) = gone.map(|gone| Arc::clone(&gone.attached)) {
+                self.tell_detached(device, &lost);
+            }
         }
         self.attach(device)
+    }
+
+    /// Detaches the program from a device as somebody else would; by a link only.
+    #[cfg(test)]
+    pub(in super::super) fn detach_by_force(&self, device: u32, traffic: Traffic) {
+        let table = self.table();
+        let [ingress, egress] = &*table.devices[&device].links;
+        let link = match traffic {
+            Traffic::In => ingress,
+            Traffic::Out => egress,
+        };
+        link.detach().expect("detached");
     }
 
     /// Another thread is busy with a device.

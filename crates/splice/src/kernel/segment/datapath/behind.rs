@@ -1,12 +1,12 @@
-//! Programs and filters of others on the device of a program. Those behind it do not see what it translates. One before it
-//! may keep segments from it: pairs whose segments do not reach it are not spliced, but those that are do not notice.
+//! Programs and filters of others that come after the program on a device. They do not see what it translates.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use splice_bpf::{AttachMode, Beside, is_own_filter, name_of, programs_beside};
+use splice_bpf::{AttachMode, Beside, foreign_name, programs_beside};
 use splice_firewall::Links;
+
+use super::before::is_own;
 
 /// Looks for them in one network namespace.
 pub(super) struct Behind {
@@ -15,28 +15,6 @@ pub(super) struct Behind {
     /// How the program is attached where it is not attached yet.
     pub(super) mode: Arc<Mutex<AttachMode>>,
     pub(super) links: Mutex<Links>,
-    pub(super) before: Arc<Before>,
-}
-
-/// The programs of others that came before the program on each device when that was attached, by their ids.
-#[derive(Debug, Default)]
-pub(super) struct Before(Mutex<HashMap<u32, Vec<u32>>>);
-
-impl Before {
-    /// Those that are there now, on the device that `own` has just been attached to.
-    pub(super) fn note(&self, device: u32, own: u32) {
-        if let Ok(Beside::Programs { before, .. }) = programs_beside(device, own) {
-            let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            known.insert(device, before);
-        }
-    }
-
-    /// One that was not among them.
-    fn newcomer(&self, device: u32, now: &[u32]) -> Option<u32> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = known.get(&device)?;
-        now.iter().find(|id| !known.contains(id)).copied()
-    }
 }
 
 impl Behind {
@@ -44,15 +22,9 @@ impl Behind {
     pub(super) fn first(&self, device: u32) -> Option<String> {
         let unread = |why: String| Some(format!("has tc programs that cannot be listed: {why}"));
         let by_filter = match programs_beside(device, self.own) {
-            Ok(Beside::Programs { before, behind }) => {
-                if let Some(name) = behind.first() {
+            Ok(Beside::Programs { behind, .. }) => {
+                if let Some(name) = behind.into_iter().find_map(foreign_name) {
                     return Some(format!("has the tc program {name} behind the relay's"));
-                }
-                if let Some(id) = self.before.newcomer(device, &before) {
-                    let name = name_of(id);
-                    return Some(format!(
-                        "has the tc program {name} before the relay's, which came later"
-                    ));
                 }
                 false
             }
@@ -76,9 +48,7 @@ impl Behind {
     fn filter(&self, device: u32, by_filter: bool) -> io::Result<Option<String>> {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         let filters = links.ingress_filters(device)?;
-        let is_ours = |priority, handle| is_own_filter(priority, handle);
-        let (ours, others): (Vec<_>, Vec<_>) =
-            (filters.into_iter()).partition(|filter| is_ours(filter.priority, filter.handle));
+        let (ours, others): (Vec<_>, Vec<_>) = filters.into_iter().partition(is_own);
         let first = match ours.iter().map(|filter| filter.priority).min() {
             Some(priority) if by_filter => priority,
             // It takes a place behind most.

@@ -106,16 +106,19 @@ fn a_socket_in_the_place_of_one_that_is_gone_is_not_the_pairs() {
 
 #[test]
 fn a_connection_is_seen_by_its_syn_or_by_a_segment_near_it() {
-    assert!(was_seen(&pair(), 0, None));
+    assert!(was_seen(&pair(), 0, None, false));
+    assert!(!was_seen(&pair(), 0, None, true));
     let found = unseen_pair();
-    assert!(!was_seen(&found, 0, None));
+    assert!(!was_seen(&found, 0, None, false));
     let near = NotedSegment {
         device: DEVICES[0],
         seq: found.socket[0].rcv_nxt,
         ack: found.socket[0].snd_nxt,
         hops: 64,
     };
-    assert!(was_seen(&found, 0, Some(near)));
+    for only_noted in [false, true] {
+        assert!(was_seen(&found, 0, Some(near), only_noted));
+    }
     for foreign in [
         NotedSegment {
             device: DEVICES[1],
@@ -130,7 +133,7 @@ fn a_connection_is_seen_by_its_syn_or_by_a_segment_near_it() {
             ..near
         },
     ] {
-        assert!(!was_seen(&found, 0, Some(foreign)), "{foreign:?}");
+        assert!(!was_seen(&found, 0, Some(foreign), false), "{foreign:?}");
     }
 }
 
@@ -138,7 +141,7 @@ fn a_connection_is_seen_by_its_syn_or_by_a_segment_near_it() {
 fn the_syn_of_an_earlier_connection_with_the_same_ports_does_not_count() {
     let mut found = pair();
     found.seen[0].seq = found.seen[0].seq.wrapping_sub(1);
-    assert!(!was_seen(&found, 0, None));
+    assert!(!was_seen(&found, 0, None, false));
 }
 
 #[test]
