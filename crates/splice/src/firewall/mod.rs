@@ -37,6 +37,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use slab::Slab;
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
@@ -297,7 +298,10 @@ impl Firewall {
             }
             match judgement {
                 Judgement::Accepts => {}
-                Judgement::Stops(why) | Judgement::Unknown(why) | Judgement::Unread(why) => {
+                Judgement::Stops(why)
+                | Judgement::Unknown(why)
+                | Judgement::Unread(why)
+                | Judgement::Gone(why) => {
                     return Err(Refusal::Because(why));
                 }
                 Judgement::Unaccounted(counts, why) => {
@@ -372,6 +376,9 @@ impl Firewall {
             };
             match snapshot.name(device.index, namespace_socket) {
                 Ok(name) => device.name = name,
+                Err(Errno::NODEV) => {
+                    return Judgement::Gone(format!("device {} is gone", device.name));
+                }
                 Err(errno) => {
                     let why = format!("cannot read the name of device {}: {errno}", device.name);
                     return Judgement::Unknown(why);
@@ -424,11 +431,16 @@ impl Firewall {
             let mut state = pair.state();
             *state = match (judgement, &*state) {
                 // The pair is going back already.
-                (_, PassState::Revoked(_)) => continue,
+                (_, PassState::Revoked(_) | PassState::Gone(_)) => continue,
                 (Judgement::Accepts, _) => PassState::Admitted,
                 (Judgement::Unread(_) | Judgement::Unaccounted(..), PassState::Admitted) => {
                     change.is_unsettled = true;
                     PassState::Unsettled
+                }
+                (Judgement::Gone(why), _) => {
+                    drop(state);
+                    change.lose(&pair, why);
+                    continue;
                 }
                 (judgement, _) => {
                     let why = judgement.into_words();
@@ -489,6 +501,8 @@ enum Judgement {
     Unread(String),
     /// The filters do not account for these hooks.
     Unaccounted(HookCounts, String),
+    /// A device is.
+    Gone(String),
 }
 
 impl Judgement {
@@ -499,6 +513,7 @@ impl Judgement {
             Self::Stops(why)
             | Self::Unknown(why)
             | Self::Unread(why)
+            | Self::Gone(why)
             | Self::Unaccounted(_, why) => why,
         }
     }

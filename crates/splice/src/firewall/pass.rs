@@ -27,6 +27,8 @@ pub(crate) enum PassState {
     Unsettled,
     /// What may stop the pair.
     Revoked(String),
+    /// A device of the pair is gone, in words.
+    Gone(String),
 }
 
 /// A pair's permission to bypass the filters. Dropping it returns it.
@@ -41,6 +43,9 @@ pub(crate) struct Pass {
 pub(super) struct Change {
     pub(super) revoked: usize,
     pub(super) why_revoked: Option<String>,
+    /// How many pairs have lost a device.
+    pub(super) gone: usize,
+    pub(super) why_gone: Option<String>,
     /// Pairs wait for the next look.
     pub(super) is_unsettled: bool,
 }
@@ -48,15 +53,18 @@ pub(super) struct Change {
 impl Change {
     /// Takes a pair's pass, and tells it.
     pub(super) fn revoke(&mut self, pair: &AdmittedPair, why: String) {
-        let mut state = pair.state();
-        if matches!(*state, PassState::Revoked(_)) {
-            return;
+        if pair.end(PassState::Revoked(why.clone())) {
+            self.revoked += 1;
+            self.why_revoked.get_or_insert(why);
         }
-        self.revoked += 1;
-        self.why_revoked.get_or_insert_with(|| why.clone());
-        *state = PassState::Revoked(why);
-        drop(state);
-        pair.waker.wake_by_ref();
+    }
+
+    /// The same where a device of the pair is gone.
+    pub(super) fn lose(&mut self, pair: &AdmittedPair, why: String) {
+        if pair.end(PassState::Gone(why.clone())) {
+            self.gone += 1;
+            self.why_gone.get_or_insert(why);
+        }
     }
 }
 
@@ -64,6 +72,18 @@ impl AdmittedPair {
     pub(super) fn state(&self) -> MutexGuard<'_, PassState> {
         // The state is replaced as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the pass for good, and tells the pair. Returns whether it had one.
+    fn end(&self, end: PassState) -> bool {
+        let mut state = self.state();
+        if matches!(*state, PassState::Revoked(_) | PassState::Gone(_)) {
+            return false;
+        }
+        *state = end;
+        drop(state);
+        self.waker.wake_by_ref();
+        true
     }
 }
 

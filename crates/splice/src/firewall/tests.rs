@@ -58,3 +58,34 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
     };
     namespace.enter(passes).expect("entered");
 }
+
+/// What has happened is told, and the packet filters are not blamed.
+#[test]
+fn a_pass_for_a_device_that_leaves_is_lost() {
+    if !available(Need::Root) {
+        return;
+    }
+    let [here, there] = [(); 2].map(|()| Namespace::new("leaves").expect("a namespace"));
+    let ip = |arguments: &str| {
+        let run = here.command("ip").args(arguments.split(' ')).status();
+        assert!(run.expect("ip runs").success(), "{arguments}");
+    };
+    ip("link add leaving type veth peer name staying");
+    let passes = || {
+        let firewall = Firewall::watch(Box::new(|_| None), Box::new(|| ())).expect("watched");
+        let socket = namespace_socket().expect("a socket");
+        let index = rustix::net::netdevice::name_to_index(&socket, "leaving").expect("its index");
+        let device = firewall.device(&socket, index, 1);
+        let connections = [Family::Ipv4, Family::Ipv6].map(|family| Connection {
+            device: device.clone(),
+            ..Connection::any(family)
+        });
+        let waker = Waker::noop().clone();
+        let pass = firewall.admit(connections, |_| {}, Box::new(|| None), waker, &mut None);
+        let pass = pass.expect("there are no rules");
+        ip(&format!("link set leaving netns {}", there.name()));
+        let gone = PassState::Gone("device leaving is gone".into());
+        netlab::until("it is lost", || pass.state() == gone);
+    };
+    here.enter(passes).expect("entered");
+}

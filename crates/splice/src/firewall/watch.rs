@@ -116,6 +116,12 @@ impl Watch {
                     change.revoked
                 );
             }
+            if let Some(why) = change.why_gone {
+                tracing::warn!(
+                    "{} spliced connections go back to the network stack: {why}",
+                    change.gone
+                );
+            }
             // Even without news, since rules that change too fast to be read give the same error
             // each time.
             if !self.rests(rest) {

@@ -86,6 +86,7 @@ impl Segment {
     pub(super) fn why_revoked(&self) -> Option<String> {
         match self.pass.as_ref()?.state() {
             PassState::Revoked(why) => Some(format!("packet filters: {why}; {REMEDY}")),
+            PassState::Gone(why) => Some(why),
             PassState::Admitted | PassState::Unsettled => None,
         }
     }

@@ -72,11 +72,17 @@ impl Datapath {
 
     /// The program was attached to a device, and is not any more.
     pub(super) fn tell_detached(&self, device: u32, lost: &Arc<Attached>) {
-        let why = match name_of(device) {
-            Ok(name) => format!("the relay's program was detached from {name}"),
-            Err(_) => format!("device {device} is gone"),
-        };
-        self.lose(lost, why);
+        match name_of(device) {
+            Ok(name) => {
+                let why = format!("the relay's program was detached from {name}");
+                self.lose(lost, why);
+            }
+            // Who watches filters and routes tells of it.
+            Err(_) => {
+                lost.lose(format!("device {device} is gone"));
+                self.calls.wake_all();
+            }
+        }
     }
 
     fn lose(&self, lost: &Arc<Attached>, why: String) {
