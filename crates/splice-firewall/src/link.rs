@@ -41,6 +41,10 @@ pub struct TrafficFilter {
     pub priority: u32,
     /// Its number among those of the same priority.
     pub handle: u32,
+    /// How its BPF program is called by whoever has attached it.
+    pub program: Option<String>,
+    /// The id of that program.
+    pub program_id: Option<u32>,
 }
 
 /// Reads the devices of one network namespace.
@@ -72,8 +76,16 @@ mod ifla {
     pub(super) const XDP_ATTACHED: u16 = 2;
 }
 
-/// `TCA_KIND`.
+/// `TCA_KIND` and `TCA_OPTIONS`.
 const KIND: u16 = 1;
+const OPTIONS: u16 = 2;
+
+/// `TCA_BPF_*` (linux/pkt_cls.h), of filters of this kind.
+mod filter_option {
+    pub(super) const OF_BPF: &str = "bpf";
+    pub(super) const BPF_NAME: u16 = 7;
+    pub(super) const BPF_ID: u16 = 11;
+}
 /// `NETNSA_NSID` and `NETNSA_FD`.
 const NAMESPACE_NUMBER: u16 = 1;
 const NAMESPACE_DESCRIPTOR: u16 = 3;
@@ -252,11 +264,17 @@ fn discipline_of(header: &[u8], attributes: Attributes<'_>) -> Option<Discipline
 fn traffic_filter_of(header: &[u8], attributes: Attributes<'_>) -> Option<TrafficFilter> {
     let number = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
     let handle = number(8).filter(|handle| *handle != 0)?;
+    let kind = attributes.text(KIND)?;
+    let options = attributes
+        .nested(OPTIONS)
+        .filter(|_| kind == filter_option::OF_BPF);
     Some(TrafficFilter {
-        kind: attributes.text(KIND)?,
+        kind,
         // `tcm_info`: the protocol stands below.
         priority: number(16)? >> 16,
         handle,
+        program: options.and_then(|options| options.text(filter_option::BPF_NAME)),
+        program_id: options.and_then(|options| options.native_u32(filter_option::BPF_ID)),
     })
 }
 

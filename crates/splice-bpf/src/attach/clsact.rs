@@ -25,9 +25,11 @@ const PRIORITIES: std::ops::Range<u32> = 50_000..50_064;
 /// has died. Other programs choose their own handles, or let the kernel count from 1.
 const HANDLE: u32 = 0x7370_6c63;
 
-/// Whether a filter with this priority and handle is ours, or that of another relay.
-pub fn is_own_filter(priority: u32, handle: u32) -> bool {
-    PRIORITIES.contains(&priority) && handle == HANDLE
+/// Whether a filter with this priority, handle and name of its program is ours, or that of another relay.
+pub fn is_own_filter(priority: u32, handle: u32, program: Option<&str>) -> bool {
+    // libbpf adds the program's number (`tc_add_fd_and_name`).
+    let is_caller = program.is_some_and(|name| name.starts_with("caller:["));
+    PRIORITIES.contains(&priority) && handle == HANDLE && is_caller
 }
 
 /// A filter on a clsact qdisc that calls a program; bpf/caller.bpf.c has the reason.

@@ -46,5 +46,5 @@ pub(super) fn preceding(
 
 /// Whether it is one of this relay, or of another one.
 pub(super) fn is_own(filter: &TrafficFilter) -> bool {
-    is_own_filter(filter.priority, filter.handle)
+    is_own_filter(filter.priority, filter.handle, filter.program.as_deref())
 }

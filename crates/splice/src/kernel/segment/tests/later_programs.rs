@@ -231,9 +231,31 @@ fn pairs_go_back_when_a_filter_comes_before_on_their_device() {
         let joined = scene.splice(is_v4);
         tc(&add_filter(device, 7, ""));
         expect_return(&joined, &[device, "a tc filter (bpf) before the relay's"]);
+        let joined = scene.splice(is_v4);
+        let replace = add_filter(device, 7, "handle 1 ").replace("filter add", "filter replace");
+        tc(&replace);
+        expect_return(&joined, &[device, "a tc filter (bpf) before the relay's"]);
         tc(&format!("filter del dev {device} ingress prio 7"));
         until_spliced_again(&scene, is_v4, "another tc program is in between");
     }
+}
+
+/// One that is where a relay would attach its own counts as well.
+#[test]
+fn a_filter_in_the_place_of_a_relays_counts() {
+    if !available(Need::Root) {
+        return;
+    }
+    let device = Lab::TO_CLIENT;
+    let scene = Scene::new();
+    let tc = |command: &str| run(scene.lab.relay(), "tc", command);
+    tc(&format!("qdisc add dev {device} clsact"));
+    is_obeyed(
+        &scene,
+        "a tc filter (bpf)",
+        || tc(&add_filter(device, 50_000, "handle 0x73706c63 ")),
+        |()| tc(&format!("filter del dev {device} ingress prio 50000")),
+    );
 }
 
 /// Somebody detaches the program: the pairs go back, and the program is attached again.
