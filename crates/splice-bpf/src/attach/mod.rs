@@ -88,7 +88,6 @@ impl Program {
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`].
-    #[cfg(feature = "test")]
     pub fn attach_first(&self, device: u32) -> Result<DeviceLink> {
         let (place, flags) = (libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_F_BEFORE);
         let link = self.attach_tcx(device, place, flags);

@@ -189,8 +189,9 @@ impl Segment {
         let untranslatable = flow.untranslatable();
         untranslatable
             .map(|(side, how)| format!("{side:?}'s segments {how}"))
-            .or_else(|| self.why_not_bypassing())
+            // First: where the program comes first then, others count as filters behind it.
             .or_else(|| self.why_not_seen())
+            .or_else(|| self.why_not_bypassing())
     }
 
     /// How the streams go on, or `None` while they cannot: a socket has to deliver something first.

@@ -78,11 +78,13 @@ fn expect_by_sockets(stage: &Stage, idle: &Connection) {
 }
 
 fn a_program_comes_first(stage: &Stage, side: Side) {
+    // It stays there until all streams have ended.
+    let mut program = None;
     goes_on(stage, |connections| {
-        let program = come_first(&Site { stage, side });
+        program = Some(come_first(&Site { stage, side }));
         expect_by_sockets(stage, &connections[0]);
-        drop(program);
     });
+    drop(program);
     expect_return(stage, "the tc program foreign_tc before the relay's");
 }
 

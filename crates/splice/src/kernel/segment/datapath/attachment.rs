@@ -26,6 +26,8 @@ pub(super) struct Attachment {
     pub(super) links: Arc<[DeviceLink; 2]>,
     /// What precedes it there.
     pub(super) before: Vec<Preceding>,
+    /// These came before the program, which therefore comes first now.
+    pub(super) overtaken: Vec<Preceding>,
     /// What the pairs on the device hold.
     pub(super) attached: Arc<Attached>,
     /// When it was last seen there.
@@ -87,23 +89,27 @@ impl Datapath {
             return Ok(true);
         }
         let _one = self.attaching();
-        self.attach(device)
+        self.attach(device, Vec::new())
     }
 
-    fn attaching(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn attaching(&self) -> MutexGuard<'_, ()> {
         self.attaching
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, while nobody else attaches anything. Pairs can use the table meanwhile.
-    fn attach(&self, device: u32) -> Result<bool> {
+    /// The same, while nobody else attaches anything: behind what is there, or before those that it overtakes. Pairs can use
+    /// the table meanwhile.
+    pub(super) fn attach(&self, device: u32, overtaken: Vec<Preceding>) -> Result<bool> {
         if self.table().devices.contains_key(&device) {
             return Ok(true);
         }
         let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
         let links = [
-            self.ingress.attach(device, Traffic::In, mode)?,
+            match overtaken.is_empty() {
+                true => self.ingress.attach(device, Traffic::In, mode)?,
+                false => self.ingress.attach_first(device)?,
+            },
             self.egress.attach(device, Traffic::Out, mode)?,
         ];
         if device == LOOPBACK {
@@ -118,6 +124,7 @@ impl Datapath {
         };
         let attachment = Attachment {
             before: before.unwrap_or_default(),
+            overtaken,
             attached: Arc::new(attached),
             links: Arc::new(links),
             seen_at: Instant::now(),
@@ -203,7 +210,7 @@ impl Datapath {
                 self.tell_detached(device, &lost);
             }
         }
-        self.attach(device)
+        self.attach(device, Vec::new())
     }
 
     /// Detaches the program from a device as somebody else would; by a link only.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use splice_bpf::DeviceLink;
+use splice_bpf::{Beside, DeviceLink, foreign_name, programs_beside};
 
 use super::Datapath;
 use super::attachment::{Attached, Attachment};
@@ -34,40 +34,100 @@ impl Datapath {
                 // Should it fail, the next pair attaches the program, or hears why it cannot.
                 let _ = self.reattach(device);
             } else if let Some(before) = preceding(device, &self.ingress, &links[0]) {
+                // Nobody else keeps it attached.
+                drop(links);
                 self.look_before(device, before);
+                self.look_behind(device);
             }
         }
     }
 
     /// What precedes the program on a device now may not have been there when it saw the segments of pairs.
     fn look_before(&self, device: u32, now: Vec<Preceding>) {
-        let is_new = |before: &[Preceding]| {
-            let new = now.iter().filter(|one| !before.contains(one));
-            new.cloned().collect::<Vec<_>>()
-        };
-        let new = match self.table().devices.get(&device) {
-            Some(attachment) => is_new(&attachment.before),
+        let new: Vec<_> = match self.table().devices.get(&device) {
+            Some(Attachment { before, .. }) => {
+                let new = now.iter().filter(|one| !before.contains(one));
+                new.cloned().collect()
+            }
             None => return,
         };
-        let newcomer = new.iter().find_map(Preceding::words);
-        let lost = {
-            let mut table = self.table();
-            let Some(attachment) = table.devices.get_mut(&device) else {
-                return;
-            };
-            attachment.before = now;
-            newcomer.map(|newcomer| {
-                let again = Arc::new(Attached::again());
-                (newcomer, std::mem::replace(&mut attachment.attached, again))
-            })
+        let Some(newcomer) = new.iter().find_map(Preceding::words) else {
+            if let Some(attachment) = self.table().devices.get_mut(&device) {
+                attachment.before = now;
+            }
+            return;
         };
-        if let Some((newcomer, lost)) = lost {
-            let name = name_of(device).unwrap_or_else(|_| format!("device {device}"));
-            self.lose(
-                &lost,
-                format!("{name} has {newcomer} before the relay's, which came later"),
-            );
+        let name = name_of(device).unwrap_or_else(|_| format!("device {device}"));
+        let why = format!("{name} has {newcomer} before the relay's, which came later");
+        // A socket that takes its connection up hears of nothing that it does not expect, unless the program changes that.
+        // So the program has to see what they receive.
+        let _one = self.attaching();
+        let mut table = self.table();
+        let Some(attachment) = table.devices.get_mut(&device) else {
+            return;
+        };
+        let is_held = Arc::strong_count(&attachment.attached) > 1;
+        if is_held && matches!(attachment.links[0], DeviceLink::Tcx(_)) {
+            let gone = table.devices.remove(&device);
+            drop(table);
+            self.move_to(device, gone, why, new);
+        } else {
+            attachment.before = now;
+            let again = Arc::new(Attached::again());
+            let lost = std::mem::replace(&mut attachment.attached, again);
+            drop(table);
+            self.lose(&lost, why);
         }
+    }
+
+    /// Those that the program has overtaken on a device may be gone: then it takes its place behind the others again.
+    fn look_behind(&self, device: u32) {
+        let overtaken = match self.table().devices.get(&device) {
+            Some(Attachment { overtaken, .. }) if !overtaken.is_empty() => overtaken.clone(),
+            _ => return,
+        };
+        let Ok(own) = self.ingress.id() else {
+            return;
+        };
+        let Ok(Beside::Programs { behind, .. }) = programs_beside(device, own) else {
+            return;
+        };
+        let is_overtaken = |id: &u32| overtaken.contains(&Preceding::Program(*id));
+        if behind.iter().any(is_overtaken) {
+            return;
+        }
+        let are_others = behind.into_iter().any(|id| foreign_name(id).is_some());
+        let _one = self.attaching();
+        let mut table = self.table();
+        if are_others {
+            let gone = table.devices.remove(&device);
+            drop(table);
+            let why = "the relay's program goes back behind other tc programs";
+            self.move_to(device, gone, why.into(), Vec::new());
+        } else if let Some(attachment) = table.devices.get_mut(&device) {
+            attachment.overtaken.clear();
+        }
+    }
+
+    /// Attaches the program to another place of its device, while nobody else attaches anything.
+    fn move_to(
+        &self,
+        device: u32,
+        gone: Option<Attachment>,
+        why: String,
+        overtaken: Vec<Preceding>,
+    ) {
+        let Some(Attachment {
+            links, attached, ..
+        }) = gone
+        else {
+            return;
+        };
+        // Before the program sees segments again, which would count for these pairs.
+        self.lose(&attached, why);
+        drop(links);
+        // Should it fail, the next pair attaches the program, or hears why it cannot.
+        let _ = self.attach(device, overtaken);
     }
 
     /// The program was attached to a device, and is not any more.

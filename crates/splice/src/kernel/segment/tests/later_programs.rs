@@ -148,8 +148,8 @@ fn add_filter(device: &str, priority: u32, handle: &str) -> String {
     )
 }
 
-/// It may keep segments from the relay's program. While it does, new pairs stay in the stack; that the packet filters are
-/// bypassed knowingly is no reason to stand still.
+/// It may keep segments from the relay's program, which then comes first itself. New pairs stay in the stack while the other
+/// one is there, unless they bypass the packet filters knowingly.
 #[test]
 fn pairs_go_back_when_a_program_comes_before_on_their_device() {
     if !available(Need::Root) {
@@ -167,15 +167,32 @@ fn pairs_go_back_when_a_program_comes_before_on_their_device() {
             let words = [device, "foreign_tc before the relay's", "came later"];
             expect_return(joined, &words);
         }
-        for options in [by_name(), knowing()] {
-            let (client, server, handle) = scene.connect(is_v4).join(&scene.splicer, &options);
-            let why = why_refused(&handle);
-            assert!(why.contains("another tc program is in between"), "{why}");
-            drop((client, server));
-        }
+        let (_client, _server, handle) = scene.connect(is_v4).join(&scene.splicer, &by_name());
+        let why = why_refused(&handle);
+        assert!(why.contains("foreign_tc behind the relay's"), "{why}");
+        let knowing = splice_knowingly(&scene, is_v4);
+        ping(&knowing.0, &knowing.1);
         drop(program);
-        until_spliced_again(&scene, is_v4, "another tc program is in between");
+        until_spliced_again(&scene, is_v4, "behind the relay's");
+        assert!(scene.translated(&knowing).is_some(), "{:?}", knowing.2);
     }
+}
+
+/// Once that one is gone, the program takes its place behind those that were there first.
+#[test]
+fn the_program_is_behind_earlier_ones_again() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    let (device, is_v4) = PLACES[0];
+    let earlier = ForeignTc::new(NEXT).standing(&scene.lab, device, &[Traffic::In]);
+    let joined = scene.splice(is_v4);
+    let later = ForeignTc::new(OK).standing_first(&scene.lab, device);
+    expect_return(&joined, &[device, "foreign_tc before the relay's"]);
+    drop(later);
+    until_spliced_again(&scene, is_v4, "behind the relay's");
+    drop(earlier);
 }
 
 /// A connection whose SYN the program has seen before may be spliced later.
@@ -186,10 +203,11 @@ fn what_was_seen_before_a_program_came_proves_nothing() {
     }
     let scene = Scene::new();
     for (device, is_v4) in PLACES {
-        let earlier = scene.splice(is_v4);
+        drop(scene.splice(is_v4));
         let connected = scene.connect(is_v4);
+        netlab::until("no pair is left", || scene.datapath.entries() == 0);
         let program = ForeignTc::new(OK).standing_first(&scene.lab, device);
-        expect_return(&earlier, &[device, "foreign_tc before the relay's"]);
+        look(&scene);
         let (_client, _server, handle) = connected.join(&scene.splicer, &by_name());
         let why = why_refused(&handle);
         assert!(why.contains("another tc program is in between"), "{why}");
@@ -197,25 +215,20 @@ fn what_was_seen_before_a_program_came_proves_nothing() {
     }
 }
 
-/// While one before the relay's lets segments go on, pairs that come later are spliced and stay so.
+/// It counts each time.
 #[test]
-fn a_program_before_that_lets_segments_go_on_costs_only_earlier_pairs() {
+fn a_program_before_may_come_again() {
     if !available(Need::Root) {
         return;
     }
     let scene = Scene::new();
-    let earlier = scene.splice(true);
-    let program = ForeignTc::new(NEXT).standing_first(&scene.lab, Lab::TO_CLIENT);
-    expect_return(&earlier, &["foreign_tc before the relay's"]);
-    let later = scene.splice(true);
-    let other = ForeignTc::new(NEXT).standing_first(&scene.lab, Lab::TO_SERVER);
-    expect_return(&later, &[Lab::TO_SERVER, "foreign_tc before the relay's"]);
-    drop((program, other));
-    // It has come again.
-    let latest = scene.splice(true);
-    let program = ForeignTc::new(NEXT).standing_first(&scene.lab, Lab::TO_CLIENT);
-    expect_return(&latest, &[Lab::TO_CLIENT, "foreign_tc before the relay's"]);
-    drop(program);
+    for _ in 0..3 {
+        let joined = scene.splice(true);
+        let program = ForeignTc::new(NEXT).standing_first(&scene.lab, Lab::TO_CLIENT);
+        expect_return(&joined, &[Lab::TO_CLIENT, "foreign_tc before the relay's"]);
+        drop(program);
+        until_spliced_again(&scene, true, "behind the relay's");
+    }
 }
 
 /// Where programs are filters, the same is true of filters.
@@ -345,21 +358,28 @@ fn a_watched_pair_is_spliced_once_the_program_is_attached_again() {
     }
 }
 
-/// What the program has noted before one came that keeps segments from it proves nothing, either.
+/// What the program has noted before something came that keeps segments from it proves nothing, either.
 #[test]
-fn a_watched_pair_is_refused_once_a_program_keeps_segments_to_itself() {
+fn a_watched_pair_is_refused_once_a_filter_keeps_segments_to_itself() {
     if !available(Need::Root) {
         return;
     }
     let scene = Scene::new();
+    scene.datapath.attach_by_clsact();
     drop(scene.splice(true));
+    let tc = |command: &str| run(scene.lab.relay(), "tc", command);
     for (device, is_v4) in PLACES {
         let (joined, halt) = watch(&scene, is_v4);
-        let program = ForeignTc::new(OK).standing_first(&scene.lab, device);
+        // It takes every packet, and lets no later filter see it.
+        let take = format!("filter add dev {device} ingress prio 7 protocol all bpf bytecode");
+        let take = [take.split(' ').collect(), vec!["1,6 0 0 4294967295"]].concat();
+        let taken = scene.lab.relay().command("tc").args(take).status();
+        assert!(taken.expect("tc runs").success());
         look(&scene);
         halt.go_on();
         let why = why_refused(&joined.2);
         assert!(why.contains("another tc program is in between"), "{why}");
-        drop(program);
+        tc(&format!("filter del dev {device} ingress prio 7"));
+        until_spliced_again(&scene, is_v4, "another tc program is in between");
     }
 }
