@@ -86,8 +86,14 @@ pub(crate) fn run(args: &MeshArgs, signals: Signals, diagnostics: &Diagnostics) 
     let addresses = SocketAddress::to_listen(&args.listen)?;
     // From then on there may be a socket file to remove.
     progress.running();
-    let mut sockets =
-        ListeningSockets::bind(&args.listen, addresses, 1, None, FileAccess::default())?;
+    let mut sockets = ListeningSockets::bind(
+        &args.listen,
+        addresses,
+        1,
+        None,
+        FileAccess::default(),
+        &Arc::default(),
+    )?;
     for address in &sockets.addresses {
         tracing::info!(
             "listening on {address}, frames with their length in {} and their destination in {}",

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, open, openat};
 use rustix::io::Errno;
 use rustix::process::{Uid, geteuid};
 
-use crate::file_lock::{FileLock, LOCK_WITHIN};
+use crate::file_lock::{FileLock, LOCK_WITHIN, LockWait};
 use crate::resource_limit::words;
 
 const LOCK: &str = "lock";
@@ -114,7 +114,7 @@ impl RunDirectory {
         if stat.st_mode & mode.as_raw_mode() != mode.as_raw_mode() {
             let _ = fchmod(&lock, mode);
         }
-        FileLock::of(lock).map_err(|errno| match errno {
+        FileLock::of(lock, &LockWait::default()).map_err(|errno| match errno {
             Errno::WOULDBLOCK => anyhow!(
                 "another process has kept {shown} locked for {} s; end it",
                 LOCK_WITHIN.as_secs()

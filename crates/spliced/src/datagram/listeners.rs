@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use rustix::io::Errno;
@@ -54,7 +55,7 @@ impl Listeners {
     fn add(&mut self, address: &SocketAddress, typed: &Address) -> Result<SocketAddress> {
         let mut address = address.clone();
         let start = match typed {
-            Address::UnixPath(path) => Some(Start::at(path)?),
+            Address::UnixPath(path) => Some(Start::at(path, &Arc::default())?),
             _ => None,
         };
         // The first is bound without SO_REUSEPORT: otherwise a second relay of the same user would get a

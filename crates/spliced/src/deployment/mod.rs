@@ -25,6 +25,7 @@ pub(crate) use self::announcement::log_missing_engines;
 use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
 use crate::backend::Backend;
+use crate::file_lock::LockWait;
 use crate::forwarding::Forwarding;
 use crate::listener::{InUse, ListeningSockets, change_access};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
@@ -40,6 +41,7 @@ pub(crate) struct Deployment {
     listeners: BTreeMap<String, Listening>,
     backends: BTreeMap<String, Arc<Backend>>,
     access_logs: AccessLogs,
+    lock_wait: Arc<LockWait>,
     /// Listeners that were removed, and when their connections are cut. As long as one of these is left, or
     /// the backlog is not accepted, somebody holds the service.
     draining: Vec<(Instant, Weak<Service>)>,
@@ -87,6 +89,7 @@ impl Deployment {
             listeners: BTreeMap::new(),
             backends: BTreeMap::new(),
             access_logs: AccessLogs::default(),
+            lock_wait: Arc::default(),
             draining: Vec::new(),
             former_forwardings: Vec::new(),
         })
@@ -274,6 +277,7 @@ impl Deployment {
             threads,
             largest_segment,
             terms.plan.file_access,
+            &self.lock_wait,
         )?;
         sockets.set_peer_timeouts(terms.plan.peer_timeouts)?;
         if let Some(time) = terms.plan.busy_poll {

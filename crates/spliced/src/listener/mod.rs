@@ -1,5 +1,6 @@
 //! Listening: the sockets, and the task that accepts connections on one of them.
 
+mod directory_lock;
 mod socket_access;
 mod socket_file;
 mod sockets;
@@ -295,8 +296,15 @@ mod tests {
     fn listening_on(address: &str) -> ListeningSockets {
         let address = address.parse().expect("an address");
         let addresses = SocketAddress::to_listen(&address).expect("addresses");
-        ListeningSockets::bind(&address, addresses, 1, None, FileAccess::default())
-            .expect("it listens")
+        ListeningSockets::bind(
+            &address,
+            addresses,
+            1,
+            None,
+            FileAccess::default(),
+            &Arc::default(),
+        )
+        .expect("it listens")
     }
 
     #[test]

@@ -4,13 +4,16 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, open};
 use rustix::process::geteuid;
 
+use super::directory_lock::lock_for;
 use super::socket_access::{Access, AccessChange, PinnedFile, change_access};
 use crate::file_access::{FileAccess, FileMode};
+use crate::file_lock::LockWait;
 use crate::resource_limit::{limit_met, words};
 
 /// A bit that has no meaning for a socket file, so that no other one has it (`S_ISVTX`).
@@ -40,6 +43,8 @@ pub(crate) struct SocketFile {
     made: Access,
     /// It was found to be another one's.
     is_foreign: bool,
+    /// Of the lock under which it is removed; `None` if no other process takes it for stale before.
+    lock_wait: Option<Arc<LockWait>>,
 }
 
 impl SocketFile {
@@ -64,7 +69,13 @@ impl SocketFile {
             stat,
             made,
             is_foreign: false,
+            lock_wait: None,
         })
+    }
+
+    /// Has drop remove the file under the lock of those who start at its path.
+    pub(super) fn remove_under_lock(&mut self, wait: Arc<LockWait>) {
+        self.lock_wait = Some(wait);
     }
 
     /// Sets who may connect, before anybody can: the socket is bound and does not listen yet.
@@ -132,7 +143,13 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if !self.is_foreign && self.is_in_place() {
+        if self.is_foreign || !self.is_in_place() {
+            return;
+        }
+        // Its socket may be closed, and then a start replaces it.
+        let wait = self.lock_wait.as_ref();
+        let _lock = wait.and_then(|wait| lock_for(&self.file.path, wait));
+        if self.is_in_place() {
             let removed = fs::remove_file(&self.file.path);
             if removed.is_err() && self.file.take_back().is_ok() {
                 // In a directory with the sticky bit, only its owner may. A failure can be ignored: the next start

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -14,6 +15,7 @@ use super::socket_file::{SocketFile, mark};
 use super::stale_socket::{remove_stale, unix_socket};
 use super::start::{InUse, Start};
 use crate::file_access::FileAccess;
+use crate::file_lock::LockWait;
 use crate::peer_timeouts::PeerTimeouts;
 use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
@@ -47,17 +49,32 @@ impl ListeningSockets {
         threads: usize,
         largest_segment: Option<SegmentSize>,
         access: FileAccess,
+        lock_wait: &Arc<LockWait>,
     ) -> Result<Self> {
         addresses.dedup();
         let picks_port = matches!(typed, Address::Inet { port: 0, .. });
         for _ in 1..PORTS_TRIED {
-            match Self::bind_all(typed, &addresses, threads, largest_segment, access) {
+            match Self::bind_all(
+                typed,
+                &addresses,
+                threads,
+                largest_segment,
+                access,
+                lock_wait,
+            ) {
                 // The port that the kernel picked for one family is in use in the other.
                 Err(error) if picks_port && error.is::<InUse>() => {}
                 other => return other,
             }
         }
-        Self::bind_all(typed, &addresses, threads, largest_segment, access)
+        Self::bind_all(
+            typed,
+            &addresses,
+            threads,
+            largest_segment,
+            access,
+            lock_wait,
+        )
     }
 
     fn bind_all(
@@ -66,6 +83,7 @@ impl ListeningSockets {
         threads: usize,
         largest_segment: Option<SegmentSize>,
         access: FileAccess,
+        lock_wait: &Arc<LockWait>,
     ) -> Result<Self> {
         let mut sockets = Self {
             by_thread: (0..threads).map(|_| Vec::new()).collect(),
@@ -83,7 +101,9 @@ impl ListeningSockets {
                     }
                     sockets.add_tcp(SocketAddress::Inet(inet), threads, largest_segment)
                 }
-                SocketAddress::Unix(_) => sockets.add_unix(address, typed, threads, access),
+                SocketAddress::Unix(_) => {
+                    sockets.add_unix(address, typed, threads, access, lock_wait)
+                }
             };
             match added.with_context(|| format!("cannot listen on {typed}")) {
                 Ok(()) => {}
@@ -188,13 +208,14 @@ impl ListeningSockets {
         typed: &Address,
         threads: usize,
         access: FileAccess,
+        lock_wait: &Arc<LockWait>,
     ) -> Result<()> {
         let socket = unix_socket(address)?;
         let path = match typed {
             Address::UnixPath(path) => Some(path),
             _ => None,
         };
-        let start = path.map(|path| Start::at(path)).transpose()?;
+        let start = path.map(|path| Start::at(path, lock_wait)).transpose()?;
         if access != FileAccess::default() {
             mark(&socket)?;
         }

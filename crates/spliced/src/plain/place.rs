@@ -119,7 +119,9 @@ impl Place {
             | SocketName::UnixSeqpacket(Address::UnixPath(path)) => Some(path),
             _ => None,
         };
-        let start = path.map(|path| Start::at(path)).transpose();
+        let start = path
+            .map(|path| Start::at(path, &Arc::default()))
+            .transpose();
         let start = start.with_context(failed)?;
         let mut bound = address.bind(&socket);
         if let (Err(Errno::ADDRINUSE), Some(path), Resolved::Of(unix)) = (bound, path, address) {

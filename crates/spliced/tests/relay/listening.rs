@@ -1,10 +1,11 @@
 //! The addresses on which the relay listens, and those that it refuses.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 use netlab::{Namespace, Need, Process, Scratch, available};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
 use crate::patience::until;
@@ -132,6 +133,33 @@ fn a_process_that_has_drained_leaves_the_socket_of_the_next_one() {
     drop((near, far));
     until("the first one ends", || !first.relay.is_running());
     works(&address, &server, 1);
+}
+
+/// Whoever can open a directory can keep its lock.
+#[test]
+fn a_locked_directory_is_waited_for_once_and_named() {
+    let scratch = Scratch::new("locked").expect("a directory");
+    let directory = File::open(scratch.path()).expect("opened");
+    flock(&directory, FlockOperation::NonBlockingLockExclusive).expect("free");
+    let listeners: String = (0..3)
+        .map(|number| scratch.path().join(format!("socket-{number}")))
+        .map(|path| {
+            format!(
+                "[[listener]]\naddress = \"unix:{}\"\n[[listener.route]]\nbackend = \"b\"\n",
+                path.display()
+            )
+        })
+        .collect();
+    let proxy = Proxy::run(&format!(
+        "{listeners}[backend.b]\nservers = \"127.0.0.1:1\"\n"
+    ));
+    let words = format!("another process keeps {} locked", scratch.path().display());
+    proxy.relay.wait_logged(&words);
+    assert_eq!(proxy.relay.lines_logged(&words), 1);
+    for number in 0..3 {
+        let path = scratch.path().join(format!("socket-{number}"));
+        UnixStream::connect(path).expect("it listens");
+    }
 }
 
 #[test]
