@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
@@ -84,8 +85,7 @@ fn admit(peer: Result<u32, impl Display>, user: u32) -> Result<()> {
     }
 }
 
-fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
-    client.set_write_timeout(Some(PATIENCE))?;
+fn serve(client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
     // A stranger is not waited for.
     let peer = getsockopt(&client, PeerCredentials).map(|peer| peer.uid());
     let answer = match admit(peer, geteuid().as_raw()) {
@@ -108,7 +108,32 @@ fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
         Ok(value) => json!({ "ok": value }),
         Err(error) => json!({ "error": format!("{error:#}") }),
     };
-    Ok(writeln!(client, "{answer}")?)
+    write_line(&client, &format!("{answer}\n"))
+}
+
+/// Writes an answer to a client, which has one time for all of it.
+fn write_line(client: &UnixStream, line: &str) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    // A write that waits would wait as long for each buffer that it fills (`unix_stream_sendmsg`).
+    client.set_nonblocking(true)?;
+    let mut rest = line.as_bytes();
+    while !rest.is_empty() {
+        match (&*client).write(rest) {
+            Ok(written) => rest = &rest[written..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let left = until.saturating_duration_since(Instant::now());
+                ensure!(!left.is_zero(), "the answer was not read in time");
+                let mut room = [PollFd::new(client, PollFlags::OUT)];
+                match poll(&mut room, Some(&Timespec::try_from(left)?)) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// The line of a client, which has one time for all of it.
@@ -136,6 +161,10 @@ fn read_line(client: &UnixStream) -> Result<String> {
 /// What the process answers, or that there is none.
 pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
     let path = run_directory::path_for_user().join(name_for(configuration)?);
+    ask_at(&path, configuration, request)
+}
+
+fn ask_at(path: &Path, configuration: &Path, request: Request) -> Result<Value> {
     let patience = match request {
         Request::Status => PATIENCE,
         Request::Reload => RELOAD_WITHIN,
@@ -147,7 +176,7 @@ pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
             patience.as_secs()
         )
     };
-    let mut process = match connect_within(&path, patience) {
+    let mut process = match connect_within(path, patience) {
         Ok(process) => process,
         Err(Errno::AGAIN) => return Err(silent()),
         Err(errno) => bail!(
@@ -158,20 +187,23 @@ pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
         ),
     };
     process.set_read_timeout(Some(patience))?;
-    // A process that refuses this user answers without reading.
-    let written = writeln!(process, "{}", request.word());
+    // A process that refuses this user answers without reading, and one that is ending does not answer.
+    let _ = writeln!(process, "{}", request.word());
     let mut line = String::new();
     // To the end of the stream: the process then has nothing left of this request.
     match process.read_to_string(&mut line) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(silent()),
-        Err(error) if !line.ends_with('\n') => return Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::ConnectionReset && !line.ends_with('\n') => {
+            return Err(error.into());
+        }
         _ => {}
     }
-    if line.is_empty() {
-        written?;
-    }
-    let mut answer: Value =
-        serde_json::from_str(&line).context("the process has ended without an answer")?;
+    let Ok(mut answer) = serde_json::from_str::<Value>(&line) else {
+        bail!(
+            "the process that runs {} has ended before it answered; see what it logs, and ask again once it runs",
+            configuration.display()
+        );
+    };
     match answer.get("error").and_then(Value::as_str) {
         Some(error) => bail!("{error}"),
         None => Ok(answer["ok"].take()),
@@ -207,7 +239,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
-    use netlab::{Need, Scratch, available};
+    use netlab::{Need, Scratch, available, until};
     use rustix::process::Uid;
     use rustix::thread::set_thread_res_uid;
 
@@ -277,6 +309,59 @@ mod tests {
         assert!(answer(Some(NOBODY)).contains("user 65534 may not ask the process of user 0"));
         assert_eq!(asked.load(Ordering::Relaxed), 0);
         assert_eq!(answer(None), "{\"ok\":\"done\"}\n");
+    }
+
+    #[test]
+    fn a_process_that_ends_before_it_has_answered_is_named_in_words() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let path = scratch.path().join("sock");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let told = |answer: &str, reads: bool| {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut client, _) = listener.accept().expect("a client");
+                    if reads {
+                        read_line(&client).expect("a request");
+                    } else {
+                        // Closing resets the connection.
+                        until("there is something to read", || {
+                            rustix::io::ioctl_fionread(&client).is_ok_and(|bytes| bytes > 0)
+                        });
+                    }
+                    client.write_all(answer.as_bytes()).expect("sent");
+                });
+                let told = ask_at(&path, Path::new("c.toml"), Request::Status);
+                told.expect_err("no answer").to_string()
+            })
+        };
+        for (answer, reads) in [("", true), ("{\"ok\": {\"a", true), ("", false)] {
+            assert_eq!(
+                told(answer, reads),
+                "the process that runs c.toml has ended before it answered; see what it logs, and ask again once it runs"
+            );
+        }
+    }
+
+    /// The time is for the whole answer.
+    #[test]
+    fn a_client_that_reads_slowly_is_not_waited_for_long() {
+        const PART_BYTES: usize = 64 << 10;
+        let (client, process) = UnixStream::pair().expect("connected");
+        let line = "x".repeat(64 * PART_BYTES);
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut part = vec![0; PART_BYTES];
+                while begin.elapsed() < 3 * PATIENCE
+                    && (&client).read(&mut part).is_ok_and(|length| length > 0)
+                {
+                    thread::sleep(PATIENCE / 4);
+                }
+            });
+            write_line(&process, &line).expect_err("too slow");
+            assert!(begin.elapsed() < 2 * PATIENCE);
+            drop(process);
+        });
     }
 
     /// The time is for the whole line.
