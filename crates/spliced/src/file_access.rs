@@ -19,7 +19,8 @@ pub(crate) struct FileAccess {
     #[arg(long, value_name = "USER", value_parser = user)]
     pub(crate) owner: Option<u32>,
 
-    /// Group of the socket file of LISTEN, a name or a number [default: the group that spliced runs as].
+    /// Group of the socket file of LISTEN, a name or a number [default: the group that spliced runs as, or that of a
+    /// directory with the set-group-ID bit].
     #[arg(long, value_name = "GROUP", value_parser = group)]
     pub(crate) group: Option<u32>,
 }

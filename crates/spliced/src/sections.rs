@@ -412,7 +412,7 @@ const ASK_EXIT_STATUS: Section = Section {
 const ASK_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
-        "Only the user who has started 'spliced run' reaches its socket.",
+        "'spliced status' and 'spliced reload' reach the processes of the user who runs them.",
     )],
 };
 
