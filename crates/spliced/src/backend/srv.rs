@@ -39,8 +39,12 @@ pub(super) fn watch(backend: &Arc<Backend>, name: &str) {
 
 async fn run(backend: Weak<Backend>, name: String) {
     let mut warned = false;
-    loop {
+    // A backend that a refused reload has prepared ends, and its checks with it: nothing is waited for with a strong
+    // reference but the names in the records.
+    while backend.strong_count() > 0 {
         let answer = ask(&name).await;
+        // Nobody closes it.
+        let turn = TAKING.acquire().await;
         let Some(backend) = backend.upgrade() else {
             return;
         };
@@ -75,8 +79,7 @@ async fn run(backend: Weak<Backend>, name: String) {
                 RETRY
             }
         };
-        // One that a refused reload has prepared ends here, and its checks with it.
-        drop(backend);
+        drop((backend, turn));
         tokio::time::sleep(pause).await;
     }
 }
@@ -84,8 +87,6 @@ async fn run(backend: Weak<Backend>, name: String) {
 /// Waits for the names in the records. A thread that the runtime could not start for that would
 /// end the task with a panic (`spawn_blocking`).
 async fn take(backend: &Arc<Backend>, srv: &str, servers: Vec<ServerPlan>) -> io::Result<()> {
-    // Nobody closes it.
-    let turn = TAKING.acquire().await;
     let (done, is_done) = oneshot::channel();
     let (backend, srv) = (Arc::clone(backend), srv.to_owned());
     thread::Builder::new().name("srv".into()).spawn(move || {
@@ -93,7 +94,6 @@ async fn take(backend: &Arc<Backend>, srv: &str, servers: Vec<ServerPlan>) -> io
         let _ = done.send(());
     })?;
     let _ = is_done.await;
-    drop(turn);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Servers that SRV records name.
 
-use std::fs::{self, Permissions};
-use std::net::{TcpStream, UdpSocket};
+use std::fs::{self, File, Permissions};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use netlab::{Namespace, Need, Process, Scratch, available};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
 
 use super::Proxy;
 use super::routes::Site;
@@ -29,6 +31,10 @@ struct NameServer {
 
 impl NameServer {
     fn new(records: Vec<Record>) -> Self {
+        Self::with_time_to_live(1, records)
+    }
+
+    fn with_time_to_live(seconds: u8, records: Vec<Record>) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:53").expect("a name server's port");
         let at_most = Some(Duration::from_millis(10));
         socket.set_read_timeout(at_most).expect("a timeout");
@@ -44,7 +50,7 @@ impl NameServer {
                     };
                     let known = records.lock().expect("no panic").clone();
                     if let Some(known) = known {
-                        let answer = answer(&question[..length], &known);
+                        let answer = answer(&question[..length], seconds, &known);
                         socket.send_to(&answer, from).expect("an answer");
                     }
                 }
@@ -71,8 +77,8 @@ impl Drop for NameServer {
     }
 }
 
-/// A response (RFC 1035, RFC 2782) with a time to live of one second.
-fn answer(question: &[u8], records: &[Record]) -> Vec<u8> {
+/// A response (RFC 1035, RFC 2782) with a time to live.
+fn answer(question: &[u8], seconds: u8, records: &[Record]) -> Vec<u8> {
     const HEADER_BYTES: usize = 12;
     let name = question[HEADER_BYTES..].iter().position(|byte| *byte == 0);
     let end = HEADER_BYTES + name.expect("a name") + 5;
@@ -80,7 +86,20 @@ fn answer(question: &[u8], records: &[Record]) -> Vec<u8> {
     answer.extend([0x81, 0x80, 0, 1, 0, records.len() as u8, 0, 0, 0, 0]);
     answer.extend(&question[HEADER_BYTES..end]);
     for record in records {
-        answer.extend([0xc0, HEADER_BYTES as u8, 0, 33, 0, 1, 0, 0, 0, 1, 0, 17]);
+        answer.extend([
+            0xc0,
+            HEADER_BYTES as u8,
+            0,
+            33,
+            0,
+            1,
+            0,
+            0,
+            0,
+            seconds,
+            0,
+            17,
+        ]);
         answer.extend(record.iter().flat_map(|number| number.to_be_bytes()));
         answer.extend(b"\x09localhost\0");
     }
@@ -157,6 +176,61 @@ fn servers_follow_the_records() {
         let told = proxy.reload(&configuration.replace("\"srv:_x._tcp.example.test\", ", ""));
         assert!(told.status.success());
         until("only the fixed one is left", || servers().len() == 1);
+    };
+    namespace.enter(inside).expect("entered");
+}
+
+/// It prepares a backend, whose records are kept for long.
+#[test]
+fn a_refused_reload_leaves_no_checks() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("srv").expect("a namespace");
+    let scratch = Scratch::new("srv").expect("a directory");
+    let settings = scratch
+        .write("resolv.conf", "nameserver 127.0.0.1\n")
+        .expect("written");
+    // No socket can be there. The start waits for the lock before it finds that out, and meanwhile the checks begin.
+    let path = scratch.write("file", "").expect("written");
+    let directory = File::open(scratch.path()).expect("opened");
+    flock(&directory, FlockOperation::NonBlockingLockExclusive).expect("free");
+    let inside = || {
+        let server = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let port = server.local_addr().expect("an address").port();
+        let _names = NameServer::with_time_to_live(u8::MAX, vec![[10, 1, port]]);
+        let configuration = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+                             [backend.b]\nservers = [\"127.0.0.1:1\"]\n";
+        let script = r#"mount --bind "$0" /etc/resolv.conf && exec "$@""#;
+        let mut command = Process::command("unshare");
+        command
+            .args(["--mount", "sh", "-c", script])
+            .arg(&settings)
+            .arg(BINARY)
+            .env_remove("SPLICED_LOG");
+        let proxy = Proxy::start(configuration, &mut command);
+        let refused = format!(
+            "{configuration}[[listener]]\naddress = \"unix:{}\"\n[[listener.route]]\nbackend = \"n\"\n\
+             [backend.n]\nservers = [\"srv:_x._tcp.example.test\"]\nhealth = {{ tcp = true, every = \"100ms\" }}\n",
+            path.display()
+        );
+        let is_checked_within = |time: Duration| {
+            let mut sockets = [PollFd::new(&server, PollFlags::IN)];
+            let time = Timespec::try_from(time).expect("short");
+            let is_checked = poll(&mut sockets, Some(&time)).expect("polled") > 0;
+            if is_checked {
+                drop(server.accept().expect("a check"));
+            }
+            is_checked
+        };
+        until("a reload has had its checks begin", || {
+            let told = proxy.reload(&refused);
+            assert!(!told.status.success());
+            is_checked_within(Duration::ZERO)
+        });
+        until("there are no checks any more", || {
+            !is_checked_within(Duration::from_secs(1))
+        });
     };
     namespace.enter(inside).expect("entered");
 }
