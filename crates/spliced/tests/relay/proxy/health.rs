@@ -108,7 +108,9 @@ fn an_http_check_asks_for_the_status() {
         let site = Site::new();
         let address = site.address();
         let asked = serve(site, answer);
-        let proxy = checked(&address, &check, "");
+        // A check that is late would tell another reason.
+        let every = if why.is_some() { "20s" } else { "500ms" };
+        let proxy = checked_every(every, &address, &check, "");
         match why {
             Some(why) => {
                 proxy.relay.wait_logged(why);
@@ -204,7 +206,7 @@ fn a_tls_check_wants_a_hello() {
     let plain = Site::new();
     let address = plain.address();
     serve(plain, "");
-    let proxy = checked(&address, "tls = true", "");
+    let proxy = checked_every("20s", &address, "tls = true", "");
     proxy
         .relay
         .wait_logged("does not answer a TLS hello with a hello");
