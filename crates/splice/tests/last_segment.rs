@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::Command;
 
@@ -14,9 +14,10 @@ fn endpoint(stream: TcpStream) -> Endpoint {
     Endpoint::new(OwnedFd::from(stream)).unwrap()
 }
 
-/// How many segments the socket at `address` has received, according to `ss`.
-fn segments_in(address: SocketAddr) -> u32 {
-    let filter = format!("sport = :{}", address.port());
+/// How many segments a socket has received, according to `ss`. Another connection may have its port, too.
+fn segments_in(socket: &TcpStream) -> u32 {
+    let (own, peer) = (socket.local_addr().unwrap(), socket.peer_addr().unwrap());
+    let filter = format!("sport = :{} and dport = :{}", own.port(), peer.port());
     let output = Command::new(netlab::program("ss").unwrap())
         .args([
             "--tcp",
@@ -43,8 +44,7 @@ fn segments_in(address: SocketAddr) -> u32 {
 fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
     let (mut sender, source) = connection();
     let (mut receiver, destination) = connection();
-    let address = receiver.local_addr().unwrap();
-    let before = segments_in(address);
+    let before = segments_in(&receiver);
     sender.write_all(message).unwrap();
     sender.shutdown(Shutdown::Write).unwrap();
     let mut end = [PollFd::new(&source, PollFlags::RDHUP)];
@@ -61,7 +61,7 @@ fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
     let mut received = Vec::new();
     receiver.read_to_end(&mut received).unwrap();
     assert_eq!(received, message);
-    let segments = segments_in(address) - before;
+    let segments = segments_in(&receiver) - before;
 
     // The other direction is still open.
     receiver.write_all(b"back").unwrap();
