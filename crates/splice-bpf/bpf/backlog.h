@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* How much is on the way through a target. */
+/* How much memory is on the way through a TCP socket that only programs write to. */
 #ifndef BACKLOG_H
 #define BACKLOG_H
 
 #include "kernel_fields.h"
+#include "lib/bound.h"
 #include "lib/psock.h"
-
-/* The bookkeeping of one skb, in bytes (SKB_TRUESIZE of an empty TCP skb is 1280 on 64 bits). */
-#define SKB_COST 1536
 
 /*
  * A target's share is its send buffer but for an eighth: the worker that finds it full comes again
@@ -22,7 +20,7 @@ static __always_inline __s64 on_the_way(struct tcp_sock *tcp, __u32 pending)
 	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
 
 	return (__s64)sk->sk_wmem_queued + pending +
-	       (__s64)backlog_of(psock_of(sk->sk_user_data)) * SKB_COST;
+	       (__s64)backlog_of(psock_of(sk->sk_user_data)) * BOUND_SKB_COST;
 }
 
 #endif

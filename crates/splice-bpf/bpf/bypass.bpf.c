@@ -19,6 +19,7 @@
 
 #include "bypass.h"
 #include "bypass_maps.h"
+#include "lib/bound.h"
 #include "lib/lease.h"
 #include "lib/tcp.h"
 
@@ -43,9 +44,6 @@
 /* For how long fewer may be: a reader that had no CPU for a moment catches up. */
 #define POOR_WINDOWS 64
 #define POOR_NS 1000000000ULL
-
-/* What a queued message costs besides its bytes: struct sk_msg (Linux 6.18), rounded up. */
-#define MESSAGE_COST 1024
 
 /* How many segments a socket has to have got before it is looked at: short connections pay next to nothing. */
 #define FIRST_SEGMENTS 16
@@ -250,6 +248,7 @@ int bypass_gone(__u64 *ctx)
 	return 0;
 }
 
+/* Redirected bytes that the reader has not taken: what it has received, less what came by TCP. */
 static __always_inline __s64 unread(struct bypass_end *from, struct bypass_end *to)
 {
 	return from->redirected_bytes - (to->received_bytes - to->tcp_bytes);
@@ -312,7 +311,7 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 	waiting = unread(from, to);
 	if (waiting <= 0)
 		from->burst_messages = 0;
-	if (waiting + bytes + (__u64)(from->burst_messages + 1) * MESSAGE_COST > settings->unread_bytes)
+	if (waiting + bytes + (__u64)(from->burst_messages + 1) * BOUND_MESSAGE_COST > settings->unread_bytes)
 		return BYPASS_FULL;
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	if (!tcp || to->copied_seq != tcp->write_seq)
@@ -367,7 +366,7 @@ int bypass_send(struct sk_msg_md *message)
 	if (found == BYPASS_NOTHING) {
 		target.key = mark->key;
 		target.role = !mark->role;
-		/* Before it is queued, so that nobody takes the reader for one that has read everything. */
+		/* As redirect_begins. */
 		from->redirected_bytes += bytes;
 		if (bpf_msg_redirect_hash(message, &bypass_members, &target, BPF_F_INGRESS) == SK_PASS) {
 			from->redirected_messages++;

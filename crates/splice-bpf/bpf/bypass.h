@@ -6,7 +6,7 @@
 #include "lib/lease.h"
 
 enum bypass_version {
-	BYPASS_LAYOUT = 3,	/* of everything here that is pinned: another process may have another version */
+	BYPASS_LAYOUT = 4,	/* of everything here that is pinned, and what it means */
 };
 
 /* The two ends of a connection. */
@@ -151,8 +151,6 @@ struct bypass_settings {
 	__u32 least_reads;	/* how often an end has to have read before user space looks at the pair */
 	__u32 stopping;		/* no further connection is taken */
 	__u32 owner;		/* its process */
-	__u32 layout;		/* BYPASS_LAYOUT of whoever has pinned it */
-	__u32 reserved;
 };
 
 /* What user space asks for. */

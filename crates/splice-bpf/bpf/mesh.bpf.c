@@ -11,7 +11,7 @@
  * remembers where it stopped in one (sk_psock_backlog), so frames never mix. A write of user space
  * would: the worker needs a call of the send function for each fragment of a frame.
  *
- * A redirect knows no back-pressure. So the verdict counts what is on its way to the destination,
+ * A redirect knows no back-pressure. So the verdict counts what is on its way to the destination (lib/bound.h),
  * and refuses a frame beyond the bound. A frame that is refused is dropped, counted for its sender,
  * and reported to user space, which tells the sender.
  */
@@ -178,11 +178,11 @@ static __always_inline int has_room(struct mesh_framing *frames, struct mesh_mem
 
 	if (!tcp)
 		return 0;
-	pending = target->write_base + (__u32)target->redirected - tcp->write_seq;
-	/* What others have redirected since the one number was read can be in the other. */
+	pending = unwritten(target->write_base, target->redirected, tcp->write_seq);
+	/* Another member has redirected something since the count was read. */
 	if (pending < 0)
 		pending = 0;
-	return on_the_way(tcp, pending) + bytes + SKB_COST <= frames->member_bytes;
+	return on_the_way(tcp, pending) + bytes + BOUND_SKB_COST <= frames->member_bytes;
 }
 
 SEC("sk_skb/stream_verdict")
@@ -223,10 +223,9 @@ int mesh_verdict(struct __sk_buff *skb)
 		if (reason)
 			goto refused;
 	}
-	/* Before it is queued, so that nobody takes the destination for drained meanwhile. */
-	__sync_fetch_and_add(&target->redirected, bytes);
+	redirect_begins(&target->redirected, bytes);
 	if (bpf_sk_redirect_hash(skb, &mesh_targets, &destination, 0) != SK_PASS) {
-		__sync_fetch_and_add(&target->redirected, -(__u64)bytes);
+		redirect_is_refused(&target->redirected, bytes);
 		reason = MESH_REASON_UNKNOWN;
 		goto refused;
 	}

@@ -37,10 +37,10 @@ static __always_inline void look(__u64 cookie, struct direction_entry *direction
 		return;
 	tcp = bpf_skc_to_tcp_sock(target);
 	if (tcp) {
-		__u32 sent = direction->target_seq + (__u32)direction->redirected;
+		__u32 pending = unwritten(direction->target_seq, direction->redirected, tcp->write_seq);
 
 		size = tcp->inet_conn.icsk_inet.sk.sk_sndbuf;
-		used = on_the_way(tcp, sent - tcp->write_seq);
+		used = on_the_way(tcp, pending);
 	}
 	bpf_sk_release(target);
 	if (!tcp)
@@ -138,7 +138,7 @@ int redirect(struct __sk_buff *skb)
 
 	opened = direction->opened;
 	direction->last_ns = bpf_ktime_get_coarse_ns();
-	cost = skb->len + SKB_COST;
+	cost = skb->len + BOUND_SKB_COST;
 	if (direction->credit < cost)
 		look(cookie, direction);
 	direction->credit -= cost;
@@ -146,14 +146,10 @@ int redirect(struct __sk_buff *skb)
 	if (direction->limit - direction->redirected < LIMIT_MARGIN)
 		direction->full = direction->over = opened;
 
-	/*
-	 * Counted before it is queued, so that user space never takes the target for drained
-	 * while bytes are on their way to it.
-	 */
-	__sync_fetch_and_add(&direction->redirected, skb->len);
+	redirect_begins(&direction->redirected, skb->len);
 	if (bpf_sk_redirect_hash(skb, &targets, &cookie, 0) != SK_PASS) {
 		/* The helper's own answer to a miss is SK_DROP: acknowledged and lost. */
-		__sync_fetch_and_add(&direction->redirected, -(__u64)skb->len);
+		redirect_is_refused(&direction->redirected, skb->len);
 		return give_up(direction, *index);
 	}
 	return SK_PASS;

@@ -15,6 +15,7 @@
 #include "redirections.h"
 #include "redirections_maps.h"
 #include "redirections_queues.h"
+#include "lib/bound.h"
 #include "lib/lease.h"
 
 /* The names behind ___ are ours: other headers declare other fields of them. */
@@ -174,7 +175,7 @@ static __always_inline __u64 outstanding(struct redirection_bound *bound, __u64 
 		}
 		return unsent;
 	}
-	pending = bound->base + (__u32)redirected - write_seq;
+	pending = unwritten(bound->base, redirected, write_seq);
 	if (pending < waiting)
 		waiting = pending;
 	return waiting + unsent;
@@ -212,18 +213,17 @@ static __always_inline int is_beyond(struct redirection *of, struct redirection_
 	return 1;
 }
 
-/* Before it is queued, so that nobody takes the target for empty. */
 static __always_inline void begin(struct redirection_bound *bound, __u32 bytes)
 {
 	if (bound)
-		__sync_fetch_and_add(&bound->redirected, bytes);
+		redirect_begins(&bound->redirected, bytes);
 }
 
 static __always_inline int conclude(struct redirection *of, struct redirection_bound *bound, __u32 bytes,
 				    long verdict)
 {
 	if (verdict != SK_PASS && bound)
-		__sync_fetch_and_add(&bound->redirected, -(__u64)bytes);
+		redirect_is_refused(&bound->redirected, bytes);
 	if (verdict == SK_PASS) {
 		__sync_fetch_and_add(&of->messages, 1);
 		__sync_fetch_and_add(&of->bytes, bytes);

@@ -3,6 +3,10 @@
 #ifndef REDIRECTIONS_H
 #define REDIRECTIONS_H
 
+enum redirections_version {
+	REDIRECTIONS_LAYOUT = 1,	/* of everything here that is pinned, and what it means */
+};
+
 /* Why a message was passed: it stays where it would be without the program. */
 enum redirection_pass {
 	REDIRECTION_TOO_LONG,	/* the target does not take it in one piece */

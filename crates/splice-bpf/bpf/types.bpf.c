@@ -15,6 +15,7 @@
 #include "redirections.h"
 #include "segment/shared.h"
 #include "trace.h"
+#include "lib/bound.h"
 #include "lib/lease.h"
 
 #define VALUE SEC("value")
@@ -68,8 +69,10 @@ enum segment_flag segment_flag CONSTANTS;
 enum segment_socket_flag segment_socket_flag CONSTANTS;
 enum segment_tracked segment_tracked CONSTANTS;
 enum admission_stage admission_stage CONSTANTS;
+enum redirections_version redirections_version CONSTANTS;
 enum redirection_pass redirection_pass CONSTANTS;
 enum redirections_verb redirections_verb CONSTANTS;
+enum bound_cost bound_cost CONSTANTS;
 enum bypass_version bypass_version CONSTANTS;
 enum bypass_role bypass_role CONSTANTS;
 enum bypass_state bypass_state CONSTANTS;

@@ -10,12 +10,19 @@ use crate::types::Lease;
 const COARSE: Duration = Duration::from_millis(20);
 
 impl Lease {
-    /// Begins it, with the first heartbeat. One that is older than `stale_after` is that of a dead owner.
-    pub fn begin(&self, stale_after: Duration) {
+    /// Begins it, with the first heartbeat. One that is older than `stale_after` is that of a dead owner. `layout` is that of
+    /// what the owner pins.
+    pub fn begin(&self, stale_after: Duration, layout: u32) {
+        self.layout.store(layout.into(), Ordering::Relaxed);
         self.beat();
         // Last: without it there is no lease to lapse.
         let stale_ns = stale_after.as_nanos() as u64;
         self.stale_ns.store(stale_ns, Ordering::Release);
+    }
+
+    /// Whether what is pinned with it has a layout.
+    pub fn is_of(&self, layout: u32) -> bool {
+        self.layout.load(Ordering::Relaxed) == u64::from(layout)
     }
 
     /// Says that the owner lives.
@@ -59,13 +66,13 @@ mod tests {
     #[test]
     fn a_lease_is_held_until_it_is_ended_or_stale() {
         let lease = Lease::default();
-        lease.begin(HOUR);
-        assert!(lease.is_held());
+        lease.begin(HOUR, 7);
+        assert!(lease.is_held() && lease.is_of(7) && !lease.is_of(8));
         lease.end();
         lease.beat();
         assert!(!lease.is_held(), "for good");
         let lease = Lease::default();
-        lease.begin(HOUR);
+        lease.begin(HOUR, 7);
         lease.heartbeat_ns.store(0, Ordering::Relaxed);
         lease.stale_ns.store(0, Ordering::Relaxed);
         assert!(!lease.is_held());

@@ -821,10 +821,11 @@ unsafe impl Plain for MeshMember {}
 pub struct Lease {
     pub heartbeat_ns: AtomicU64,
     pub stale_ns: AtomicU64,
+    pub layout: AtomicU64,
     pub lapsed: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Lease>() == 24);
+const _: () = assert!(size_of::<Lease>() == 32);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for Lease {}
@@ -844,8 +845,6 @@ pub struct BypassSettings {
     pub least_reads: AtomicU32,
     pub stopping: AtomicU32,
     pub owner: AtomicU32,
-    pub layout: AtomicU32,
-    pub _reserved: AtomicU32,
 }
 
 const _: () = assert!(size_of::<BypassSettings>() == 96);
@@ -966,6 +965,12 @@ pub mod admission_stage {
     pub const DONE: u32 = 8;
 }
 
+/// `enum redirections_version`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod redirections_version {
+    pub const LAYOUT: u32 = 1;
+}
+
 /// `enum redirection_pass`.
 #[allow(dead_code, reason = "some are the programs' alone")]
 pub mod redirection_pass {
@@ -985,10 +990,17 @@ pub mod redirections_verb {
     pub const RESUME: u32 = 2;
 }
 
+/// `enum bound_cost`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bound_cost {
+    pub const SKB_COST: u32 = 1536;
+    pub const MESSAGE_COST: u32 = 1024;
+}
+
 /// `enum bypass_version`.
 #[allow(dead_code, reason = "some are the programs' alone")]
 pub mod bypass_version {
-    pub const LAYOUT: u32 = 3;
+    pub const LAYOUT: u32 = 4;
 }
 
 /// `enum bypass_role`.

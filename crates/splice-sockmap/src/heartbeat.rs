@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use splice_base::error::Result;
-use splice_bpf::types::Lease;
+use splice_bpf::types::{Lease, redirections_version};
 use splice_bpf::{Map, SharedArray};
 
-use crate::pins::Pins;
+use crate::pins::{Names, Pins};
 
 /// The word that an owner writes, and where its sets of programs and maps are pinned.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Heartbeat {
             pins,
             next: next.into(),
         };
-        begun.of().begin(stale_after);
+        begun.of().begin(stale_after, redirections_version::LAYOUT);
         Ok(begun)
     }
 
@@ -52,10 +52,10 @@ impl Heartbeat {
         &self.map
     }
 
-    /// Where another set is pinned.
-    pub(crate) fn next_set(&self) -> Result<Pins> {
+    /// Where another set of pins is to lie.
+    pub(crate) fn next_set(&self, names: Names) -> Result<Pins> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let pins = set(&self.pins, number);
+        let pins = Pins::at(&self.pins.path(&format!("{SET}{number}")), names);
         pins.create()?;
         Ok(pins)
     }
@@ -65,16 +65,15 @@ impl Heartbeat {
     }
 }
 
-/// Ends the lease of a dead owner at once.
-pub(crate) fn end(map: &Map) -> Result<()> {
+/// The word of a dead owner. `None` if what it has pinned is of another version.
+pub(crate) fn left_by(map: &Map) -> Result<Option<SharedArray<Lease>>> {
+    if !map.is_of::<u32, Lease>() {
+        return Ok(None);
+    }
     let word: SharedArray<Lease> = map.share_values()?;
-    word.at(0).end();
-    Ok(())
+    let is_of_this = word.at(0).is_of(redirections_version::LAYOUT);
+    Ok(is_of_this.then_some(word))
 }
 
 /// What the names of sets begin with; a number follows.
 pub(crate) const SET: &str = "set-";
-
-pub(crate) fn set(pins: &Pins, number: u32) -> Pins {
-    Pins::at(&pins.path(&format!("{SET}{number}")))
-}

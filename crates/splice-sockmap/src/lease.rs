@@ -11,17 +11,19 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use splice_base::error::{Error, ErrorKind, Result};
 
 use crate::heartbeat::{Heartbeat, SET};
-use crate::loaded::Loaded;
-use crate::pins::{Lock, Pins};
+use crate::loaded::{Loaded, PINNED};
+use crate::pins::{Lock, Names, Pins, leave};
 
-/// How often what leaves is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// The directory of a lease has directories of sets only.
+const NO_NAMES: Names = Names {
+    kept: &[],
+    attached: &[],
+};
 
 /// How long what an earlier owner has left may take to leave when the next one takes the lease.
 const LEAVE_MOST: Duration = Duration::from_secs(1);
@@ -50,9 +52,8 @@ impl Lease {
     /// - [`ErrorKind::BpfRefused`] without the rights.
     pub fn take(directory: impl AsRef<Path>, stale_after: Duration) -> Result<Self> {
         let directory = directory.as_ref();
-        let pins = Pins::at(directory);
-        pins.create()?;
-        let lock = pins.lock()?.ok_or_else(|| {
+        let pins = Pins::at(directory, NO_NAMES);
+        let lock = pins.take()?.ok_or_else(|| {
             Error::new(
                 ErrorKind::System,
                 format!(
@@ -62,7 +63,7 @@ impl Lease {
             )
         })?;
         let (left_behind, next) = clear(directory, LEAVE_MOST)?;
-        let heartbeat = Heartbeat::begin(Pins::at(directory), next, stale_after)?;
+        let heartbeat = Heartbeat::begin(pins.clone(), next, stale_after)?;
         Ok(Self {
             pins,
             _lock: lock,
@@ -114,11 +115,12 @@ impl Lease {
 
 /// Clears what can leave. How many sets are left, and the first number that none has.
 fn clear(directory: &Path, most: Duration) -> Result<(usize, u32)> {
-    let deadline = Instant::now() + most;
-    loop {
-        let (mut left, mut next) = (0, 0);
+    let mut next = 0;
+    let left = leave(most, || {
+        let mut left = 0;
+        next = 0;
         for (number, path) in sets(directory)? {
-            let pins = Pins::at(&path);
+            let pins = Pins::at(&path, PINNED);
             if Loaded::leave_all(&pins)? {
                 pins.remove()?;
             } else {
@@ -126,11 +128,9 @@ fn clear(directory: &Path, most: Duration) -> Result<(usize, u32)> {
                 next = next.max(number + 1);
             }
         }
-        if left == 0 || Instant::now() >= deadline {
-            return Ok((left, next));
-        }
-        thread::sleep(LOOK_AGAIN);
-    }
+        Ok(left)
+    })?;
+    Ok((left, next))
 }
 
 fn sets(directory: &Path) -> Result<Vec<(u32, PathBuf)>> {

@@ -71,7 +71,7 @@ pub use key::{Cookie, FourTuple, Key};
 pub use lease::Lease;
 pub use link::{Link, LinkCounters, PassReason};
 pub use map::{Container, SockHash, SockMap, id_of_map_with};
-pub use pins::{LINK, Lock, Pins};
+pub use pins::{Lock, Names, Pins, leave};
 pub use redirect::{Failure, Redirect};
 pub use redirections::Redirections;
 pub use socket_kind::SocketKind;

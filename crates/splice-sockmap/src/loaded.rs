@@ -3,6 +3,8 @@
 mod caught;
 mod pinned;
 
+pub(crate) use self::pinned::PINNED;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -171,15 +173,20 @@ impl Loaded {
         } else {
             "redirect_received"
         };
-        object.attach_to_map(program, &sources)?;
         let pins = match heartbeat {
-            Some(heartbeat) => {
-                let pins = heartbeat.next_set()?;
-                pinned::pin(&mut object, &mut sources, &pins)?;
-                Some(pins)
-            }
+            Some(heartbeat) => Some(heartbeat.next_set(PINNED)?),
             None => None,
         };
+        let pinned = match &pins {
+            Some(pins) => pinned::pin(&mut object, &mut sources, pins),
+            None => Ok(()),
+        };
+        // Last, since a program would stay attached to a map of the caller's.
+        let attached = pinned.and_then(|()| object.attach_to_map(program, &sources));
+        if let Err(error) = attached {
+            let _ = pins.as_ref().map(Pins::remove);
+            return Err(error);
+        }
         Ok(Self {
             plan,
             setting,

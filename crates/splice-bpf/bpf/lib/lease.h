@@ -7,6 +7,7 @@
 struct lease {
 	__u64 heartbeat_ns;	/* CLOCK_MONOTONIC */
 	__u64 stale_ns;		/* an older heartbeat is that of a dead owner; 0 if there is no lease */
+	__u64 layout;		/* of all that is pinned with it: another process may have another version */
 	__u64 lapsed;		/* it was found stale, and that is for good; of a bypass never, since that keeps the order by itself */
 };
 

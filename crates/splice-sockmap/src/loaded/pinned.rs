@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::error::{Error, Result};
 use splice_bpf::types::{Redirection, RedirectionBound, RedirectionsSetting};
 use splice_bpf::{Map, Object, Program, SocketMap, SocketMapType};
 
@@ -10,10 +10,10 @@ use super::{Loaded, Own, Place, Plan, SETTING_SECTION};
 use crate::bound::Bounds;
 use crate::heartbeat;
 use crate::key::Cookie;
-use crate::pins::Pins;
+use crate::pins::{Names, Pins};
 use crate::redirect::Redirect;
 
-/// The map with the heartbeat of an owner.
+/// The map with the heartbeat of an owner, and the name of its pin.
 pub(super) const LEASE: &str = "lease";
 
 /// The program that looks at targets, and the name of its pin.
@@ -24,7 +24,7 @@ const SOURCES: &str = "sources";
 
 /// The maps that are pinned, with the names of their pins.
 const PINNED_MAPS: [(&str, &str); 6] = [
-    (LEASE, "lease"),
+    (LEASE, LEASE),
     (SOURCES, SOURCES),
     ("targets", "targets"),
     ("redirections", "redirections"),
@@ -33,6 +33,20 @@ const PINNED_MAPS: [(&str, &str); 6] = [
     (SETTING_SECTION, "setting"),
 ];
 
+/// The last is the program that looks at targets: without it no source has come yet.
+pub(crate) const PINNED: Names = Names {
+    kept: &[
+        LEASE,
+        SOURCES,
+        "targets",
+        "redirections",
+        "unknown",
+        "setting",
+        LOOK,
+    ],
+    attached: &[],
+};
+
 pub(super) fn pin(object: &mut Object, sources: &mut SocketMap, pins: &Pins) -> Result<()> {
     for (map, name) in PINNED_MAPS {
         match map {
@@ -40,7 +54,6 @@ pub(super) fn pin(object: &mut Object, sources: &mut SocketMap, pins: &Pins) -> 
             _ => object.pin_map(map, &pins.path(name))?,
         }
     }
-    // Last: without it no source has come yet.
     object.pin_program(LOOK, &pins.path(LOOK))
 }
 
@@ -50,11 +63,13 @@ impl Loaded {
     /// # Errors
     /// If it cannot be opened, or is of another version.
     pub(crate) fn leave_all(pins: &Pins) -> Result<bool> {
-        if !pins.path(LOOK).exists() {
+        if !pins.are_whole() {
             return Ok(true);
         }
+        let lease = heartbeat::left_by(&Map::open(LEASE, &pins.path(LEASE))?)?;
+        let lease = lease.ok_or_else(|| foreign(pins))?;
         let of = Self::open(pins)?;
-        heartbeat::end(&Map::open(LEASE, &pins.path("lease"))?)?;
+        lease.at(0).end();
         let keys: Vec<u64> = of.redirections.keys();
         let mut is_empty = true;
         for key in keys {
@@ -84,13 +99,7 @@ impl Loaded {
                 false => None,
             };
         let Some(setting) = constant.filter(|_| redirections.is_of::<u64, Redirection>()) else {
-            let what = format!(
-                "what is pinned in {} is of another version",
-                pins.directory().display()
-            );
-            return Err(Error::new(ErrorKind::System, what).with_remedy(
-                "remove it when the processes whose sockets it redirects have ended",
-            ));
+            return Err(foreign(pins));
         };
         let (sources, targets) = (sources?.into_socket_map(), targets?.into_socket_map());
         // The keys may be those of the owner's choice, so each source is found by its cookie.
@@ -135,4 +144,8 @@ impl Loaded {
             adding: Mutex::new(()),
         })
     }
+}
+
+fn foreign(pins: &Pins) -> Error {
+    pins.foreign("remove it when the processes whose sockets it redirects have ended")
 }

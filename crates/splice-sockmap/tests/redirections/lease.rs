@@ -1,11 +1,12 @@
 //! Leases: what is pinned passes everything once its owner is gone, and the next owner clears it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use netlab::{BpfFileSystem, Need, available, until};
 use splice_sockmap::{
     ErrorKind, Lease, MapType, PassReason, Redirect, Redirections, SockHash, SockMap, SocketKind,
@@ -312,4 +313,98 @@ fn a_lease_needs_a_bpf_file_system() {
     let error = Lease::take("/tmp/no-pins", FOR_LONG).expect_err("it is none");
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.to_string().contains("mount -t bpf"), "{error}");
+}
+
+/// What is pinned and removed in an order that tells how far an owner came.
+#[test]
+fn what_a_killed_owner_has_pinned_or_removed_in_part_is_cleared() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    let whole = {
+        let lease = place.take(FOR_LONG);
+        let _leased = leased(&lease);
+        names_in(&place.directory().join("set-0")).len()
+    };
+    for gone in 0..=whole {
+        let lease = place.take(FOR_LONG);
+        assert_eq!(lease.left_behind(), 0, "{gone}");
+        drop((leased(&lease), lease));
+        let set = place.directory().join("set-0");
+        // Those that are pinned last are removed first.
+        for name in KEPT.iter().rev().take(gone) {
+            fs::remove_file(set.join(name)).expect("it was pinned");
+        }
+        let heir = place.take(FOR_LONG);
+        assert_eq!((heir.left_behind(), place.sets()), (0, 0), "{gone}");
+    }
+}
+
+/// As they are pinned.
+const KEPT: [&str; 7] = [
+    "lease",
+    "sources",
+    "targets",
+    "redirections",
+    "unknown",
+    "setting",
+    "look",
+];
+
+fn leased(lease: &Lease) -> Redirections {
+    Redirections::leased(lease, Redirect::SendToLocal, MapType::Hash, 4).expect("loaded")
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("a directory").flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.collect()
+}
+
+#[test]
+fn what_another_version_has_pinned_is_left_alone_with_a_sentence() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    let lease = place.take(FOR_LONG);
+    drop((leased(&lease), lease));
+    let set = place.directory().join("set-0");
+    let word = MapHandle::from_pinned_path(set.join("lease")).expect("pinned");
+    let first = 0u32.to_ne_bytes();
+    let mut value = word
+        .lookup(&first, MapFlags::ANY)
+        .expect("read")
+        .expect("there");
+    // The third number of the lease is the layout.
+    value[16] += 1;
+    word.update(&first, &value, MapFlags::ANY).expect("written");
+    let error = Lease::take(place.directory(), FOR_LONG).expect_err("it is of another version");
+    let said = error.to_string();
+    assert!(said.contains("set-0 is of another version"), "{said}");
+    assert!(said.contains("remove it when the processes"), "{said}");
+    assert_eq!(names_in(&set).len(), KEPT.len(), "nothing was removed");
+    // Another map in its place.
+    fs::remove_file(set.join("lease")).expect("removed");
+    let mut other = SockHash::<u64>::create(4).expect("a map");
+    other.pin(set.join("lease")).expect("pinned");
+    let error = Lease::take(place.directory(), FOR_LONG).expect_err("it is of another version");
+    let said = error.to_string();
+    assert!(said.contains("set-0 is of another version"), "{said}");
+}
+
+#[test]
+fn pins_of_others_in_the_directory_of_a_lease_stay() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    let lease = place.take(FOR_LONG);
+    let theirs = place.directory().join("of-others");
+    let mut map = SockMap::create(1).expect("a map");
+    map.pin(&theirs).expect("pinned");
+    drop(leased(&lease));
+    lease.release(PATIENCE).expect("released");
+    assert_eq!(names_in(&place.directory()), ["of-others"]);
 }

@@ -5,7 +5,15 @@
 //! reader of the other. Any message may go over TCP instead, and does when TCP is faster or something is against it.
 //!
 //! Everything is pinned. When the owner dies its heartbeat stops, every message goes over TCP, and
-//! the next [`Bypass::start`] or [`off`] has the members leave.
+//! the next [`Bypass::start`] or [`off`] has the members leave. The directory with its lock ([`Pins`]), the heartbeat
+//! (`splice_bpf::types::Lease`) and the passes in which members leave ([`leave`]) are those of the
+//! [lease](splice_sockmap::Lease) of redirects. What lies between differs:
+//!
+//! - The owner may come back. A lease that has lapsed stays so, since a stream's later message would overtake an earlier one.
+//!   A bypass looks at each message whether the reader has all that came before, so a stalled owner goes on.
+//! - Members can leave in full flow. They redirect what they send, so none is on its way once no program runs. A lease
+//!   also has sources that receive, and keeps those until they are closed.
+//! - There is one set of pins, with attachments to tracepoints.
 //!
 //! ```text
 //!          start                          stop
@@ -38,13 +46,13 @@ use std::time::{Duration, Instant};
 
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{BypassKey, BypassPair, bypass_state, bypass_trait};
-use splice_sockmap::{Lock, Pins};
+use splice_sockmap::{Lock, Pins, leave};
 
 use self::drain::Drain;
 use self::filters::Filters;
 use self::namespaces::Namespaces;
 use self::pair::{Decision, decide, why_unfit};
-use self::tables::{News, Sizes, Tables, end_address, exist, peer_address};
+use self::tables::{News, PINNED, Sizes, Tables, end_address, peer_address};
 
 pub use self::reason::{Obstacle, Reason};
 pub use self::rule::{Rule, Rules};
@@ -56,8 +64,8 @@ pub const TURN_EVERY: Duration = Duration::from_millis(20);
 /// The longest time until a pair is looked at again.
 const LOOK_AGAIN_MOST: Duration = Duration::from_secs(2);
 
-/// How often members that leave are looked at.
-const DRAIN_EVERY: Duration = Duration::from_millis(2);
+/// How often to look whether the owner has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// What a bypass covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,29 +148,15 @@ impl Bypass {
             )
             .with_remedy("use a kernel without the defect, or --despite-fionread"));
         }
-        let pins = Pins::at(&options.pins);
+        let pins = Pins::at(&options.pins, PINNED);
         let namespaces = Namespaces::of(&options.groups)?;
         let filters = match options.bypass_firewall {
             true => None,
             false => Some(Filters::start(&options.groups)?),
         };
-        if exist(&pins) {
-            let _lock = pins.lock()?.ok_or_else(|| second(&options.pins))?;
-            clear(&pins, LEAVE_MOST)?;
-        }
-        let bulk_bytes = match options.bulk_bytes {
-            Some(bytes) => bytes,
-            None => threshold::measure()?,
-        };
-        pins.create()?;
-        let lock = pins.lock()?.ok_or_else(|| second(&options.pins))?;
-        let sizes = Sizes {
-            connections: options.connections,
-            bulk_bytes,
-            unread_bytes: options.unread_bytes,
-            least_reads: options.least_reads,
-        };
-        let loaded = Tables::load(&pins, &options.groups, sizes);
+        let lock = pins.take()?.ok_or_else(|| second(&options.pins))?;
+        clear(&pins, LEAVE_MOST)?;
+        let loaded = load(&pins, options);
         let (tables, news) = loaded.inspect_err(|_| drop(pins.remove()))?;
         Ok(Self {
             pins,
@@ -316,8 +310,8 @@ const LEAVE_MOST: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`ErrorKind::System`] if members have unread bytes after `most`: they stay members, and every message goes over TCP.
 pub fn off(directory: &Path, most: Duration) -> Result<bool> {
-    let pins = Pins::at(directory);
-    if !exist(&pins) {
+    let pins = Pins::at(directory, PINNED);
+    if !pins.are_whole() {
         return Ok(false);
     }
     let deadline = Instant::now() + most;
@@ -328,12 +322,12 @@ pub fn off(directory: &Path, most: Duration) -> Result<bool> {
     loop {
         // The owner has it until it has ended.
         match pins.lock() {
-            _ if !exist(&pins) => return Ok(true),
+            _ if !pins.are_whole() => return Ok(true),
             Ok(Some(_lock)) => {
-                return clear(&pins, deadline.saturating_duration_since(Instant::now()))
-                    .map(|()| true);
+                clear(&pins, deadline.saturating_duration_since(Instant::now()))?;
+                return pins.remove().map(|()| true);
             }
-            Ok(None) if Instant::now() < deadline => thread::sleep(DRAIN_EVERY),
+            Ok(None) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
             Ok(None) => {
                 return Err(Error::new(
                     ErrorKind::System,
@@ -345,33 +339,48 @@ pub fn off(directory: &Path, most: Duration) -> Result<bool> {
     }
 }
 
+fn load(pins: &Pins, options: &Options) -> Result<(Tables, News)> {
+    let bulk_bytes = match options.bulk_bytes {
+        Some(bytes) => bytes,
+        None => threshold::measure()?,
+    };
+    let sizes = Sizes {
+        connections: options.connections,
+        bulk_bytes,
+        unread_bytes: options.unread_bytes,
+        least_reads: options.least_reads,
+    };
+    Tables::load(pins, &options.groups, sizes)
+}
+
+/// Clears what a dead owner has left, and keeps the directory with its lock.
 fn clear(pins: &Pins, most: Duration) -> Result<()> {
-    drain(&Tables::open(pins)?, most)?;
-    pins.remove()
+    if pins.are_whole() {
+        drain(&Tables::open(pins)?, most)?;
+    }
+    pins.empty()
 }
 
 /// Has all members leave.
 fn drain(tables: &Tables, most: Duration) -> Result<()> {
-    let deadline = Instant::now() + most;
     tables.settings().stopping.store(1, Ordering::Release);
     let mut drain = Drain::default();
-    loop {
+    let left = leave(most, || {
         drain.begin_all(tables);
-        if !drain.go_on(tables) && tables.members().is_empty() {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            return Err(Error::new(
-                ErrorKind::System,
-                format!(
-                    "{} connections have bytes that their readers have not read: they stay in the map, where all else \
-                     goes over TCP; run 'spliced bypass off' when they have read or ended",
-                    drain.count()
-                ),
-            ));
-        }
-        thread::sleep(DRAIN_EVERY);
+        let has_left = !drain.go_on(tables) && tables.members().is_empty();
+        // Between its last look and this one, a member may have come.
+        Ok(if has_left { 0 } else { drain.count().max(1) })
+    })?;
+    if left == 0 {
+        return Ok(());
     }
+    Err(Error::new(
+        ErrorKind::System,
+        format!(
+            "{left} connections have bytes that their readers have not read: they stay in the map, where all else \
+             goes over TCP; run 'spliced bypass off' when they have read or ended"
+        ),
+    ))
 }
 
 fn second(directory: &Path) -> Error {

@@ -10,7 +10,7 @@ use splice_sockmap::Pins;
 
 use super::pair::why_unfit;
 use super::reason::{Obstacle, Reason};
-use super::tables::{Tables, end_address, exist, peer_address, unread};
+use super::tables::{PINNED, Tables, end_address, peer_address, unread};
 
 /// A bypass and its connections.
 #[derive(Clone, Debug)]
@@ -138,8 +138,8 @@ impl State {
 /// # Errors
 /// Without the rights.
 pub fn status(directory: &Path) -> Result<Option<Status>> {
-    let pins = Pins::at(directory);
-    if !exist(&pins) {
+    let pins = Pins::at(directory, PINNED);
+    if !pins.are_whole() {
         return Ok(None);
     }
     Tables::open(&pins).map(|tables| Some(of(&tables)))

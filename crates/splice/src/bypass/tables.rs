@@ -14,7 +14,7 @@ use splice_bpf::types::{
     bypass_role, bypass_verb, bypass_version,
 };
 use splice_bpf::{Map, Program, RingBuffer, SharedArray, load, objects};
-use splice_sockmap::{LINK, Pins};
+use splice_sockmap::{Names, Pins};
 
 use super::reason::Reason;
 use super::words::{WORDS, Words};
@@ -25,6 +25,18 @@ const PAIRS: &str = "pairs";
 const MARKS: &str = "marks";
 const SETTINGS: &str = "settings";
 const CONTROL: &str = "control";
+
+/// All of them. The last of the kept ones is the program that user space asks: without it nobody is a member yet. Each of the
+/// attached ones has the name of its program behind a hyphen.
+pub(super) const PINNED: Names = Names {
+    kept: &[MEMBERS, PAIRS, MARKS, SETTINGS, WORDS, CONTROL],
+    attached: &[
+        "link-bypass_gone",
+        "link-bypass_received",
+        "link-bypass_sent",
+        "link-bypass_spliced",
+    ],
+};
 
 /// A heartbeat that is older is that of a dead owner. The owner writes one every 20 ms, and may be kept from the CPU.
 const STALE: Duration = Duration::from_millis(500);
@@ -52,11 +64,6 @@ pub(super) struct Tables {
 
 /// What only the process has that has loaded the programs.
 pub(super) struct News(RingBuffer);
-
-/// Whether a bypass is pinned.
-pub(super) fn exist(pins: &Pins) -> bool {
-    pins.path(SETTINGS).exists()
-}
 
 /// Why something was refused by bpf(2), with what it was for.
 fn explained(error: &Error) -> Error {
@@ -97,9 +104,8 @@ impl Tables {
         of.bulk_bytes.store(sizes.bulk_bytes, Ordering::Relaxed);
         of.unread_bytes.store(sizes.unread_bytes, Ordering::Relaxed);
         of.least_reads.store(sizes.least_reads, Ordering::Relaxed);
-        of.layout.store(bypass_version::LAYOUT, Ordering::Relaxed);
         of.owner.store(std::process::id(), Ordering::Relaxed);
-        of.lease.begin(STALE);
+        of.lease.begin(STALE, bypass_version::LAYOUT);
 
         object.attach_to_map("bypass_send", &members)?;
         for (name, map) in [
@@ -110,6 +116,7 @@ impl Tables {
         ] {
             object.pin_map(map, &pins.path(name))?;
         }
+        let words = Words::create(&pins.path(WORDS), sizes.connections)?;
         asking.pin_program("bypass_control", &pins.path(CONTROL))?;
         let covered = object.map("bypass_groups")?;
         for group in groups {
@@ -123,17 +130,12 @@ impl Tables {
                 .update(&number, &1u32)
                 .map_err(|errno| failed(errno.into()))?;
         }
-        let words = Words::create(&pins.path(WORDS), sizes.connections)?;
         // Last: from here on connections are seen.
-        for program in [
-            "bypass_gone",
-            "bypass_received",
-            "bypass_sent",
-            "bypass_spliced",
-        ] {
+        for name in PINNED.attached {
+            let program = name.trim_start_matches("link-");
             let attached = object.attach_to_its_tracepoint(program);
             let mut link = attached.map_err(|error| explained(&error))?;
-            link.pin(&pins.path(&format!("{LINK}{program}")))?;
+            link.pin(&pins.path(name))?;
         }
         let news = News(object.map("bypass_news")?.consume()?);
         let tables = Self {
@@ -150,19 +152,12 @@ impl Tables {
     pub(super) fn open(pins: &Pins) -> Result<Self> {
         let open = |name| Map::open(name, &pins.path(name));
         let (members, pairs, word) = (open(MEMBERS)?, open(PAIRS)?, open(SETTINGS)?);
-        let foreign = || {
-            let what = format!(
-                "what is pinned in {} is of another version",
-                pins.path("").display()
-            );
-            Error::new(ErrorKind::System, what)
-                .with_remedy("end it with the program that has started it")
-        };
+        let foreign = || pins.foreign("end it with the program that has started it");
         if !word.is_of::<u32, BypassSettings>() || !pairs.is_of::<BypassKey, BypassPair>() {
             return Err(foreign());
         }
         let settings: SharedArray<BypassSettings> = word.share_values()?;
-        if settings.at(0).layout.load(Ordering::Relaxed) != bypass_version::LAYOUT {
+        if !settings.at(0).lease.is_of(bypass_version::LAYOUT) {
             return Err(foreign());
         }
         Ok(Self {

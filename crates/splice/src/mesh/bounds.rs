@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use splice_base::error::{Error, ErrorKind, Result};
+use splice_bpf::types::bound_cost;
 
 use super::framing::Framing;
 
-/// The bookkeeping of one skb, in bytes (`SKB_COST` of the programs).
-pub(super) const SKB_COST: u64 = 1536;
+/// The bookkeeping of one skb, in bytes.
+pub(super) const SKB_COST: u64 = bound_cost::SKB_COST as u64;
 
 /// The most members that a mesh can be made for. The kernel creates a map of sockets with all of its entries, and this
 /// is as many as one address has ports.

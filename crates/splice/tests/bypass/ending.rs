@@ -1,6 +1,7 @@
 //! The bypass ends, or its owner dies, under traffic.
 
 use std::collections::HashSet;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter, ProgInfoQueryOptions};
-use libbpf_rs::{MapCore as _, MapHandle};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
 use netlab::{Lab, Need, available, until};
 use splice::bypass::{Bypass, State, off, status};
 
@@ -320,6 +321,98 @@ fn nothing_stays_in_the_kernel_however_it_ends() {
         until("nothing is left", || loaded.left() == [0; 3]);
         ends.converse(&mut Random::of_run(23), 20, 100);
     }
+}
+
+/// In the order in which they are pinned; they are removed in reverse.
+const PINNED: [&str; 10] = [
+    "members",
+    "pairs",
+    "marks",
+    "settings",
+    "words",
+    "control",
+    "link-bypass_gone",
+    "link-bypass_received",
+    "link-bypass_sent",
+    "link-bypass_spliced",
+];
+
+#[test]
+fn what_a_killed_owner_has_pinned_or_removed_in_part_is_no_obstacle() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::new();
+    for gone in 0..=PINNED.len() {
+        drop(stage.start().abandon());
+        for name in PINNED.iter().rev().take(gone) {
+            fs::remove_file(stage.pins.path().join(name)).expect("it was pinned");
+        }
+        if gone % 2 == 1 {
+            let was_there = off(stage.pins.path(), LEAVE).expect("cleared, or nothing to do");
+            let is_whole = gone < 5;
+            assert_eq!(was_there, is_whole, "{gone}");
+        }
+    }
+    stage.start().stop();
+    assert!(!stage.pins.path().exists());
+}
+
+#[test]
+fn what_another_version_has_pinned_is_left_alone_with_a_sentence() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::new();
+    drop(stage.start().abandon());
+    let settings = MapHandle::from_pinned_path(stage.pins.path().join("settings")).expect("pinned");
+    let first = 0u32.to_ne_bytes();
+    let value = settings.lookup(&first, MapFlags::ANY);
+    let mut value = value.expect("read").expect("there");
+    // The third number of the lease is the layout.
+    value[16] += 1;
+    settings
+        .update(&first, &value, MapFlags::ANY)
+        .expect("written");
+    let refused = [
+        off(stage.pins.path(), LEAVE).map(drop),
+        Bypass::start(&stage.options()).map(drop),
+        status(stage.pins.path()).map(drop),
+    ];
+    for refused in refused {
+        let said = refused.expect_err("it is of another version").to_string();
+        assert!(said.contains("is of another version"), "{said}");
+        assert!(said.contains("end it with the program"), "{said}");
+    }
+    value[16] -= 1;
+    settings
+        .update(&first, &value, MapFlags::ANY)
+        .expect("written");
+    assert!(off(stage.pins.path(), LEAVE).expect("cleared"));
+}
+
+/// A directory that somebody names by mistake, as /sys/fs/bpf itself.
+#[test]
+fn pins_of_others_in_the_same_directory_stay() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::new();
+    fs::create_dir(stage.pins.path()).expect("made");
+    let theirs = stage.pins.path().join("of-others");
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let map = MapHandle::create(MapType::Array, Some("others"), 4, 4, 1, &options);
+    map.expect("a map").pin(&theirs).expect("pinned");
+    stage.start().stop();
+    drop(stage.start().abandon());
+    assert!(off(stage.pins.path(), LEAVE).expect("cleared"));
+    let names = fs::read_dir(stage.pins.path())
+        .expect("a directory")
+        .count();
+    assert_eq!((names, theirs.exists()), (1, true));
 }
 
 fn stage_state(stage: &Stage, _ends: &Ends) -> Option<State> {
