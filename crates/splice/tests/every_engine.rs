@@ -40,6 +40,7 @@ mod rule {
     pub(crate) mod half_close_timeout;
     pub(crate) mod idle;
     pub(crate) mod nothing_left;
+    pub(crate) mod observer;
     pub(crate) mod peer_timeouts;
     pub(crate) mod proof;
     pub(crate) mod reset;
@@ -165,6 +166,10 @@ macro_rules! contract {
                     follow_a_running_transfer
                     are_exact_after_a_reset
                     are_exact_with_an_acknowledgement_due;
+                observer:
+                    agrees_with_the_peers_and_the_outcome
+                    knows_when_a_byte_last_moved
+                    knows_which_stream_has_ended;
                 shutdown:
                     dropping_the_handle
                     dropping_the_handle_of_a_stalled_pair

@@ -15,7 +15,7 @@ use crate::policy;
 use crate::reactor::{EventLoop, Readiness, Task};
 use crate::session::pair::ends::Ends;
 use crate::session::pair::{OnEnd, Pair, Plan};
-use crate::session::{Handle, Status};
+use crate::session::{Handle, Observer, Status};
 
 /// Creates the task that joins `a` and `b`, for a program that places tasks on its loops itself.
 ///
@@ -36,15 +36,24 @@ pub fn pair_task(
     registered: Option<[Readiness; 2]>,
     on_end: impl FnOnce(Outcome) + Send + 'static,
 ) -> Result<Box<dyn Task>> {
+    observed_pair_task(a, b, options, registered, on_end).map(|(task, _)| task)
+}
+
+/// As [`pair_task`], for a program that reads the pair while it runs.
+///
+/// # Errors
+/// As [`pair_task`].
+pub fn observed_pair_task(
+    a: Endpoint,
+    b: Endpoint,
+    options: &Options,
+    registered: Option<[Readiness; 2]>,
+    on_end: impl FnOnce(Outcome) + Send + 'static,
+) -> Result<(Box<dyn Task>, Observer)> {
     let on_end = Some(Box::new(on_end) as OnEnd);
-    let pair = pair(
-        Ends::Two([a, b]),
-        options,
-        registered,
-        &Arc::new(Status::new()),
-        on_end,
-    )?;
-    Ok(Box::new(pair))
+    let status = Arc::new(Status::new());
+    let pair = pair(Ends::Two([a, b]), options, registered, &status, on_end)?;
+    Ok((Box::new(pair), Observer::new(status)))
 }
 
 /// Creates the task that splices `endpoint` to itself, so that its peer gets back what it sends.

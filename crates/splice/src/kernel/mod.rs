@@ -203,11 +203,8 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
     /// What the engine's program wakes user space by, if it does.
     fn notifier(&self) -> Option<Arc<dyn Notifier>>;
 
-    /// When the kernel last moved a byte, if it did.
-    fn moved_at(&self, now: Instant) -> Option<Instant>;
-
     /// Whether one of the streams has ended past the sockets, and its end was acknowledged. User space's
-    /// directions do not see that. The acknowledgement counts for [`moved_at`](Self::moved_at).
+    /// directions do not see that. The acknowledgement counts for [`moved_at`](KernelCounters::moved_at).
     fn has_ended_stream(&self) -> bool {
         false
     }
@@ -246,7 +243,16 @@ pub(crate) trait Aftermath: Send + fmt::Debug {
     fn look(&mut self, now: Instant) -> Option<Instant>;
 }
 
-/// How many bytes the kernel has moved in each direction.
+/// What the kernel has done in each direction.
 pub(crate) trait KernelCounters: Send + Sync + fmt::Debug {
+    /// How many bytes it has moved.
     fn moved_bytes(&self) -> [u64; 2];
+
+    /// When it last moved a byte, if it did.
+    fn moved_at(&self, now: Instant) -> Option<Instant>;
+
+    /// Which streams have ended past the sockets, and their ends were acknowledged.
+    fn ended_streams(&self) -> [bool; 2] {
+        [false; 2]
+    }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::observer::Observer;
 use super::status::Status;
 use crate::counters::Counters;
 use crate::name::EngineName;
@@ -60,6 +61,11 @@ impl Handle {
     /// The engine in use, and the reason in words.
     pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
         self.status.engine()
+    }
+
+    /// What others may read the pair by, who have no say in it.
+    pub fn observer(&self) -> Observer {
+        Observer::new(Arc::clone(&self.status))
     }
 
     /// How the pair ended; `None` while it runs.

@@ -1,14 +1,20 @@
 //! The live side of [`Counters`]: the pair's loop writes, anyone reads.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::counters::Counters;
 use crate::kernel::KernelCounters;
 
 /// The live side of [`Counters`]: the pair's loop writes, anyone reads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Meter {
+    began_at: Instant,
+    /// When user space last moved a byte: so long after the beginning.
+    moved_after_ns: AtomicU64,
+    /// How far each stream has come, as a [`Stream`].
+    streams: [AtomicU8; 2],
     /// What user space has moved; after the end, everything.
     moved_bytes: [AtomicU64; 2],
     /// What the kernel has moved while an engine there has the pair. Readers read it in place, so
@@ -19,10 +25,46 @@ pub(crate) struct Meter {
     pub(crate) carried_bytes: AtomicU64,
 }
 
+/// How far the stream of one side has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stream {
+    /// Its sender may send more.
+    #[default]
+    Open,
+    /// Its sender has ended it, and bytes before its end are on their way.
+    Draining,
+    /// Its end was passed on.
+    Ended,
+}
+
 impl Meter {
+    pub(crate) fn new() -> Self {
+        Self {
+            began_at: Instant::now(),
+            moved_after_ns: AtomicU64::new(0),
+            streams: Default::default(),
+            moved_bytes: Default::default(),
+            kernel: Mutex::default(),
+            #[cfg(test)]
+            carried_bytes: AtomicU64::new(0),
+        }
+    }
+
     /// Only the loop that owns the pair calls this.
     pub(crate) fn set(&self, direction: usize, bytes: u64) {
         self.moved_bytes[direction].store(bytes, Ordering::Relaxed);
+    }
+
+    /// User space has moved bytes at that time, the last ones so far.
+    pub(crate) fn moved(&self, at: Instant) {
+        let after = at.saturating_duration_since(self.began_at);
+        self.moved_after_ns
+            .store(after.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Only the loop that owns the pair calls this.
+    pub(crate) fn set_stream(&self, direction: usize, stream: Stream) {
+        self.streams[direction].store(stream as u8, Ordering::Relaxed);
     }
 
     pub(crate) fn set_kernel(&self, kernel: Arc<dyn KernelCounters>) {
@@ -47,6 +89,12 @@ impl Meter {
         for (moved, bytes) in self.moved_bytes.iter().zip(bytes) {
             moved.store(bytes, Ordering::Relaxed);
         }
+        let ended = kernel.as_ref().map(|kernel| kernel.ended_streams());
+        for (direction, has_ended) in ended.into_iter().flatten().enumerate() {
+            if has_ended {
+                self.set_stream(direction, Stream::Ended);
+            }
+        }
         *kernel = None;
     }
 
@@ -58,6 +106,33 @@ impl Meter {
         let [a_to_b, b_to_a] = [0, 1]
             .map(|index: usize| self.moved_bytes[index].load(Ordering::Relaxed) + in_kernel[index]);
         Counters { a_to_b, b_to_a }
+    }
+
+    /// When a byte last moved; when the pair began, if none has.
+    pub(crate) fn moved_at(&self) -> Instant {
+        let after = self.moved_after_ns.load(Ordering::Relaxed);
+        let by_user_space = self.began_at + Duration::from_nanos(after);
+        let kernel = self.lock();
+        let in_kernel = kernel
+            .as_ref()
+            .and_then(|kernel| kernel.moved_at(Instant::now()));
+        in_kernel.map_or(by_user_space, |at| at.max(by_user_space))
+    }
+
+    /// How far the streams of both sides have come.
+    pub(crate) fn streams(&self) -> [Stream; 2] {
+        let kernel = self.lock();
+        let ended = kernel
+            .as_ref()
+            .map_or([false; 2], |kernel| kernel.ended_streams());
+        [0, 1].map(
+            |side: usize| match self.streams[side].load(Ordering::Relaxed) {
+                _ if ended[side] => Stream::Ended,
+                0 => Stream::Open,
+                1 => Stream::Draining,
+                _ => Stream::Ended,
+            },
+        )
     }
 
     /// The part that an engine in the kernel has moved.

@@ -3,9 +3,12 @@
 
 mod handle;
 mod meter;
+mod observer;
 pub(crate) mod one_way;
 pub(crate) mod pair;
 mod status;
 
 pub use self::handle::Handle;
+pub use self::meter::Stream;
+pub use self::observer::Observer;
 pub(crate) use self::status::Status;

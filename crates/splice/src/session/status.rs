@@ -47,7 +47,7 @@ enum State {
 impl Status {
     pub(crate) fn new() -> Self {
         Self {
-            meter: Meter::default(),
+            meter: Meter::new(),
             state: Mutex::new(State::Running(Chosen::new(
                 EngineName::Copy,
                 "not yet started",

@@ -3,10 +3,12 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::flow::Flow;
 use super::translation::Translation;
 use crate::kernel::KernelCounters;
+use splice_bpf::types::segment_mark as mark;
 
 /// The pair's counters, which are in its flow from the moment on in which it has one.
 #[derive(Debug, Default)]
@@ -40,5 +42,14 @@ impl KernelCounters for FlowCounters {
             return [0; 2];
         };
         [0, 1].map(|side: usize| flow.past_sockets(side, self.next_byte[side].load(Relaxed)))
+    }
+
+    fn moved_at(&self, now: Instant) -> Option<Instant> {
+        now.checked_sub(self.flow()?.idle_for())
+    }
+
+    fn ended_streams(&self) -> [bool; 2] {
+        let marks = |side| self.flow().map_or(0, |flow| flow.marks(side));
+        [0, 1].map(|side| marks(side) & mark::FIN_ACKED != 0)
     }
 }

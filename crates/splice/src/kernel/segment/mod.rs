@@ -198,14 +198,8 @@ impl KernelEngine for Segment {
         Some(Arc::clone(self.datapath.calls()) as Arc<dyn Notifier>)
     }
 
-    fn moved_at(&self, now: Instant) -> Option<Instant> {
-        let flow = self.counters.flow()?;
-        now.checked_sub(flow.idle_for())
-    }
-
     fn has_ended_stream(&self) -> bool {
-        let flow = self.counters.flow().filter(|_| self.has_taken());
-        flow.is_some_and(|flow| (0..2).any(|side| flow.marks(side) & mark::FIN_ACKED != 0))
+        self.has_taken() && self.counters.ended_streams().contains(&true)
     }
 
     fn reset_by(&self) -> Option<Side> {

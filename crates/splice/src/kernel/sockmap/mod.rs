@@ -114,19 +114,35 @@ struct Redirected {
     shared: Arc<Shared>,
     /// The index of each direction's entry, plus one; 0 while it has none.
     indices: [AtomicU64; 2],
+    /// What a direction that had an entry has moved.
+    released_bytes: [AtomicU64; 2],
 }
 
 impl KernelCounters for Redirected {
     fn moved_bytes(&self) -> [u64; 2] {
         [0, 1].map(
             |direction: usize| match self.indices[direction].load(Ordering::Acquire) {
-                0 => 0,
+                0 => self.released_bytes[direction].load(Ordering::Relaxed),
                 index => {
                     let entry = self.shared.entry((index - 1) as u32);
                     entry.redirected.load(Ordering::Relaxed)
                 }
             },
         )
+    }
+
+    fn moved_at(&self, now: Instant) -> Option<Instant> {
+        let indices = self.indices.each_ref();
+        let indices = indices.map(|index| index.load(Ordering::Acquire));
+        let used = indices.into_iter().filter_map(|index| index.checked_sub(1));
+        let last = used.map(|index| {
+            let entry = self.shared.entry(index as u32);
+            entry.last_ns.load(Ordering::Relaxed)
+        });
+        let last_ns = last.max().filter(|last| *last > 0)?;
+        now.checked_sub(Duration::from_nanos(
+            coarse_now_ns().saturating_sub(last_ns),
+        ))
     }
 }
 
@@ -139,6 +155,7 @@ impl Sockmap {
             counters: Arc::new(Redirected {
                 shared: Arc::clone(&shared),
                 indices: Default::default(),
+                released_bytes: Default::default(),
             }),
             shared,
             halves: Vec::new(),
@@ -240,15 +257,6 @@ impl KernelEngine for Sockmap {
         Some(Arc::clone(&self.shared) as Arc<dyn Notifier>)
     }
 
-    fn moved_at(&self, now: Instant) -> Option<Instant> {
-        let last = self.halves.iter().filter_map(RedirectHalf::index);
-        let last = last.map(|index| self.shared.entry(index).last_ns.load(Ordering::Relaxed));
-        let last_ns = last.max().filter(|last| *last > 0)?;
-        now.checked_sub(Duration::from_nanos(
-            coarse_now_ns().saturating_sub(last_ns),
-        ))
-    }
-
     fn release(&mut self, ends: [&Endpoint; 2], directions: [&dyn DirectionView; 2]) -> [u64; 2] {
         let mut moved = [0, 0];
         for (index, half) in self.halves.iter().enumerate() {
@@ -257,6 +265,7 @@ impl KernelEngine for Sockmap {
         for (index, half) in self.halves.iter_mut().enumerate() {
             half.remove(&self.shared, ends[index]);
             // The entry belongs to no direction now.
+            self.counters.released_bytes[index].store(moved[index], Ordering::Relaxed);
             self.counters.indices[index].store(0, Ordering::Release);
         }
         for half in &self.halves {

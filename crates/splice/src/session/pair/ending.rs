@@ -8,6 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::kernel::DirectionView as _;
 use crate::outcome::{Outcome, Reason, Side};
 use crate::reactor::{Context, Step, Task};
+use crate::session::meter::Stream;
 use crate::session::status::Chosen;
 
 /// How long a pair that has reached its byte limit waits for slow peers. The kernel has no event
@@ -89,6 +90,9 @@ impl Pair {
             self.status
                 .meter
                 .settle([0, 1].map(|index: usize| moved_in_kernel[index] + by_user_space[index]));
+        }
+        if reason == Reason::EndOfStream {
+            (0..2).for_each(|direction| self.status.meter.set_stream(direction, Stream::Ended));
         }
         if reason.is_truncation() {
             ends.each().iter().for_each(Endpoint::cut);

@@ -46,6 +46,7 @@ pub(crate) use self::choice::BY_NAME;
 use self::ends::Ends;
 use self::half_close::HalfClose;
 use self::promotion::{Promotion, Trigger};
+use super::meter::Stream;
 use super::status::Status;
 use crate::endpoint::Endpoint;
 use crate::flow::{CarrierChoice, Conduit, Direction, Progress, SocketError};
@@ -205,7 +206,14 @@ impl Pair {
             if after != before {
                 self.status.meter.set(from.index(), after);
                 self.moved_at = cx.now();
+                self.status.meter.moved(self.moved_at);
             }
+            let stream = match (direction.has_ended(), direction.is_ending()) {
+                (true, _) => Stream::Ended,
+                (false, true) => Stream::Draining,
+                (false, false) => Stream::Open,
+            };
+            self.status.meter.set_stream(from.index(), stream);
             match progress {
                 Ok(Progress::Waits) => {}
                 Ok(Progress::TurnOver) => turn_over = true,
@@ -265,7 +273,10 @@ impl Pair {
 
     /// When a byte last moved, by user space or in the kernel.
     fn last_moved_at(&self, now: Instant) -> Instant {
-        let in_kernel = self.kernel.as_ref().and_then(|kernel| kernel.moved_at(now));
+        let in_kernel = self
+            .kernel
+            .as_ref()
+            .and_then(|kernel| kernel.counters().moved_at(now));
         in_kernel.map_or(self.moved_at, |at| at.max(self.moved_at))
     }
 

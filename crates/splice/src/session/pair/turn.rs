@@ -106,6 +106,7 @@ impl Pair {
         let given = self.directions.each_ref().map(Direction::given_bytes);
         self.status.meter.settle(given);
         self.moved_at = self.last_moved_at(Instant::now());
+        self.status.meter.moved(self.moved_at);
         self.kernel = None;
         self.taken = false;
         self.is_notified = false;

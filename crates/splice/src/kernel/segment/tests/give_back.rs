@@ -8,6 +8,8 @@ use splice_base::repair;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 
+use crate::Stream;
+
 use splice_bpf::types::{
     SegmentFlow, SegmentSocket, SegmentTuple, segment_mark as mark, segment_state as state,
 };
@@ -232,6 +234,9 @@ fn a_half_closed_pair_goes_back() {
             });
             scene.send_back(&joined, from, Form::Fragment);
             wait_for_return(&joined);
+            let mut streams = [Stream::Open; 2];
+            streams[ended_side] = Stream::Ended;
+            assert_eq!(handle.observer().streams(), streams);
             one_way(second, first, BYTES, seed());
             assert_eq!(ended(handle).moved.total(), 10 + BYTES as u64);
         }
@@ -261,6 +266,21 @@ fn full_streams_go_back() {
                 while let Some(frame) = scene.next(&joined, side) {
                     assert!(began.elapsed() < PATIENCE, "it does not go back");
                     scene.feed(side, &form.of(&frame));
+                }
+            });
+            // Whoever reads meanwhile never sees a byte twice, nor one fewer.
+            scope.spawn(|| {
+                let mut last = [0, 0];
+                let began = Instant::now();
+                while handle.outcome().is_none() && began.elapsed() < PATIENCE {
+                    let counters = handle.counters();
+                    let now = [counters.a_to_b, counters.b_to_a];
+                    for side in 0..2 {
+                        assert!(now[side] >= last[side], "{now:?} after {last:?}");
+                        assert!(now[side] <= 5 + BYTES as u64, "{now:?}");
+                    }
+                    last = now;
+                    thread::yield_now();
                 }
             });
             exchange(client, server, BYTES, round as u64);

@@ -1,0 +1,50 @@
+//! What any thread may read of a pair, without a say in it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::meter::Stream;
+use super::status::Status;
+use crate::counters::Counters;
+use crate::name::EngineName;
+
+/// Reads a pair from any thread while it runs, and what it was at its end afterwards. Dropping it changes nothing.
+///
+/// What the kernel moves is read where the kernel counts it, so the pair's loop does not wake up. Nothing here waits
+/// for the loop.
+#[derive(Clone)]
+pub struct Observer(Arc<Status>);
+
+impl Observer {
+    pub(crate) fn new(status: Arc<Status>) -> Self {
+        Self(status)
+    }
+
+    /// The bytes moved so far: at most one turn of the loop old, exact once the pair has ended.
+    pub fn counters(&self) -> Counters {
+        self.0.meter.read()
+    }
+
+    /// The engine in use, and the reason in words.
+    pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
+        self.0.engine()
+    }
+
+    /// When a byte last moved; when the pair began, if none has.
+    pub fn moved_at(&self) -> Instant {
+        self.0.meter.moved_at()
+    }
+
+    /// How far the streams have come that the two sides send.
+    pub fn streams(&self) -> [Stream; 2] {
+        self.0.meter.streams()
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Observer").field(&self.0).finish()
+    }
+}
