@@ -29,6 +29,7 @@
 //! - [`join()`] takes two of them and [`Options`] and returns a [`Handle`]: live [`Counters`], the
 //!   engine in use and the reason for it, and, at the end, the [`Outcome`]. Dropping the handle
 //!   closes both ends.
+//! - An [`Observer`] reads a pair while it runs, from any thread, and has no say in it.
 //! - [`echo()`] takes one and splices it to itself; all else is as for two.
 //! - An engine ([`EngineName`]) is a way of moving bytes; [`EngineChoice::Auto`] picks one.
 //! - A [`Splicer`] runs loops in background threads. A program with a loop of its own drives an

@@ -169,6 +169,7 @@ macro_rules! contract {
                 observer:
                     agrees_with_the_peers_and_the_outcome
                     knows_when_a_byte_last_moved
+                    knows_which_stream_is_draining
                     knows_which_stream_has_ended;
                 shutdown:
                     dropping_the_handle

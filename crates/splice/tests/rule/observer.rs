@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use splice::{Counters, EngineChoice, Reason, Stream};
+use splice::{Counters, EngineChoice, Kind, Reason, Stream};
 
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
 use crate::support::patience::{PATIENCE, until};
 use crate::support::relay::{Joined, Relay, outcome, payloads};
-use crate::support::transfer::{Pace, receive, receive_to_end, send};
+use crate::support::transfer::{Pace, receive, receive_to_end, send, send_until_blocked};
 
 /// Of the kernel's coarse clock and of two readings of clocks, with room for a machine that stands still between them.
 const INEXACT: Duration = Duration::from_millis(50);
@@ -80,6 +80,32 @@ pub(crate) fn knows_when_a_byte_last_moved(engine: &Contestant) {
             assert!(observer.moved_at() <= Instant::now() + INEXACT);
         }
     }
+}
+
+/// The receiver of a stream that has ended does not read. Of a UNIX stream the end shows at once, of a TCP stream
+/// behind its bytes.
+pub(crate) fn knows_which_stream_is_draining(engine: &Contestant) {
+    const MOST_BYTES: u64 = 64 << 20;
+    if !engine.kinds.contains(&Kind::Unix) {
+        return;
+    }
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    let Joined { a, b, handle } = relay.join(Mix {
+        a: Kind::Unix,
+        b: Kind::Unix,
+    });
+    let observer = handle.observer();
+    let sent = send_until_blocked(&a, from_a, 0, MOST_BYTES);
+    a.end_stream();
+    until("it knows", || {
+        observer.streams() == [Stream::Draining, Stream::Open]
+    });
+    receive_to_end(&b, from_a, 0..sent, Pace::Steady);
+    until("it has ended", || observer.streams()[0] == Stream::Ended);
+    b.end_stream();
+    receive_to_end(&a, from_b, 0..0, Pace::Steady);
+    outcome(&handle);
 }
 
 pub(crate) fn knows_which_stream_has_ended(engine: &Contestant) {

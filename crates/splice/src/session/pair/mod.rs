@@ -208,7 +208,10 @@ impl Pair {
                 self.moved_at = cx.now();
                 self.status.meter.moved(self.moved_at);
             }
-            let stream = match (direction.has_ended(), direction.is_ending()) {
+            let stream = match (
+                direction.has_ended(),
+                direction.end_seen() || direction.is_ending(),
+            ) {
                 (true, _) => Stream::Ended,
                 (false, true) => Stream::Draining,
                 (false, false) => Stream::Open,
