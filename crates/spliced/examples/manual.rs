@@ -22,6 +22,8 @@ mod mesh_args;
 mod peer_timeouts;
 #[path = "../src/sections.rs"]
 mod sections;
+#[path = "../src/session_args.rs"]
+mod session_args;
 #[path = "../src/time_text.rs"]
 mod time_text;
 #[path = "../src/trace_arguments.rs"]
@@ -97,7 +99,7 @@ fn pages(directory: &Path) -> io::Result<()> {
             "run" => sections::RUN,
             "check" => sections::CHECK,
             "trace" => sections::TRACE,
-            "reload" | "status" => sections::ASK,
+            "reload" | "status" | "sessions" | "kill" => sections::ASK,
             "matrix" => sections::MATRIX,
             _ => sections::DOCTOR,
         };

@@ -16,6 +16,7 @@ use crate::file_access::FileAccess;
 use crate::mesh_args::MeshArgs;
 use crate::peer_timeouts::{PeerTimeouts, keepalive, user_timeout};
 use crate::sections::{self, as_help};
+use crate::session_args::{KillArgs, SessionsArgs};
 pub(crate) use crate::time_text::{duration, time};
 use crate::trace_arguments::TraceArgs;
 
@@ -59,6 +60,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     Reload(ReloadArgs),
     Status(StatusArgs),
+    Sessions(SessionsArgs),
+    Kill(KillArgs),
     Echo(EchoArgs),
     Mesh(MeshArgs),
     Adopt(AdoptArgs),

@@ -16,6 +16,7 @@ mod bypass_args;
 mod check;
 mod cli;
 mod client_limit;
+mod command;
 mod config;
 mod connect_error;
 mod connection;
@@ -50,6 +51,8 @@ mod resource_limit;
 mod roster;
 mod sections;
 mod service;
+mod session_args;
+mod sessions;
 mod signal;
 mod socket_address;
 mod target;
@@ -139,6 +142,14 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             let status = admin::ask(&args.config, admin::Request::Status)?;
             println!("{status:#}");
             Ok(Ended::Well)
+        }
+        Command::Sessions(args) => {
+            signals.leave_to_default()?;
+            command::sessions(&args).map(|()| Ended::Well)
+        }
+        Command::Kill(args) => {
+            signals.leave_to_default()?;
+            command::kill(&args).map(|()| Ended::Well)
         }
         Command::Check(args) => {
             signals.leave_to_default()?;

@@ -262,6 +262,8 @@ impl Running {
                     let answer = match question.request {
                         admin::Request::Reload => self.reload(deadline.is_some()),
                         admin::Request::Status => Ok(self.deployment.status()),
+                        admin::Request::Sessions => self.deployment.process.sessions.told(),
+                        admin::Request::Kill(id) => self.kill(id),
                     };
                     // Nobody receives if the client has gone away.
                     let _ = question.answer.send(answer);
@@ -271,6 +273,15 @@ impl Running {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Ends a session.
+    fn kill(&self, id: u64) -> Result<Value> {
+        if !self.deployment.process.sessions.kill(id) {
+            bail!("there is no session {id}; 'spliced sessions' lists those that there are");
+        }
+        tracing::info!("connection {id} is ended, as was asked for");
+        Ok(Value::Null)
     }
 
     /// Changes to the configuration as it is now, or changes nothing but what [`bypass::Interrupted`] tells.

@@ -412,7 +412,8 @@ const ASK_EXIT_STATUS: Section = Section {
 const ASK_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
-        "'spliced status' and 'spliced reload' reach the processes of the user who runs them.",
+        "'spliced status', 'spliced sessions', 'spliced kill' and 'spliced reload' reach the processes of the user who \
+         runs them.",
     )],
 };
 

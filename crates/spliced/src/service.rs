@@ -15,6 +15,7 @@ use crate::connection_limit::ConnectionLimit;
 use crate::plan::ListenerPlan;
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::roster::Roster;
+use crate::sessions::Sessions;
 
 /// What all listeners of the process share.
 pub(crate) struct Process {
@@ -26,6 +27,7 @@ pub(crate) struct Process {
     pub(crate) control: Control,
     /// Counts the connections of all listeners.
     pub(crate) connections: Arc<ConnectionLimit>,
+    pub(crate) sessions: Arc<Sessions>,
 }
 
 impl Process {
@@ -37,6 +39,7 @@ impl Process {
             cut_short: AtomicU64::new(0),
             control: Control::default(),
             connections: ConnectionLimit::none(),
+            sessions: Arc::default(),
         })
     }
 }

@@ -8,17 +8,19 @@ use std::process::{Command, Output};
 
 use netlab::{Scratch, present, program};
 
-const COMMANDS: [&str; 12] = [
-    "relay", "run", "check", "reload", "status", "echo", "mesh", "adopt", "bypass", "doctor",
-    "matrix", "trace",
+const COMMANDS: [&str; 14] = [
+    "relay", "run", "check", "reload", "status", "sessions", "kill", "echo", "mesh", "adopt",
+    "bypass", "doctor", "matrix", "trace",
 ];
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 15] = [
     "spliced",
     "spliced-relay",
     "spliced-run",
     "spliced-check",
     "spliced-reload",
     "spliced-status",
+    "spliced-sessions",
+    "spliced-kill",
     "spliced-echo",
     "spliced-mesh",
     "spliced-adopt",

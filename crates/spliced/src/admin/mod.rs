@@ -1,7 +1,7 @@
-//! The admin socket: how `spliced reload` and `spliced status` reach the process that runs a
+//! The admin socket: how `spliced reload`, `status`, `sessions` and `kill` reach the process that runs a
 //! configuration.
 //!
-//! A client connects, writes one request, a word and a newline, and reads one line of JSON:
+//! A client connects, writes one request, a line, and reads one line of JSON:
 //! `{"ok": ...}` or `{"error": "..."}`. The socket lies in a directory that only its owner may enter
 //! ([`run_directory`]). Since somebody may have opened that, the process also looks at who asks: root and its own user.
 
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a reload may take: it may have to load the engines.
 const RELOAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// The longest request is a word.
+/// The longest request is a word and a number.
 const REQUEST_MOST_BYTES: usize = 64;
 
 /// What a client asks for.
@@ -46,20 +46,29 @@ const REQUEST_MOST_BYTES: usize = 64;
 pub(crate) enum Request {
     Reload,
     Status,
+    Sessions,
+    /// The session with this id is to end.
+    Kill(u64),
 }
 
 impl Request {
-    fn word(self) -> &'static str {
+    fn line(self) -> String {
         match self {
-            Self::Reload => "reload",
-            Self::Status => "status",
+            Self::Reload => "reload".into(),
+            Self::Status => "status".into(),
+            Self::Sessions => "sessions".into(),
+            Self::Kill(id) => format!("kill {id}"),
         }
     }
 
-    fn of_word(word: &str) -> Option<Self> {
-        [Self::Reload, Self::Status]
-            .into_iter()
-            .find(|request| request.word() == word)
+    fn of_line(line: &str) -> Option<Self> {
+        Some(match line.split_once(' ') {
+            Some(("kill", id)) => Self::Kill(id.parse().ok()?),
+            None if line == "reload" => Self::Reload,
+            None if line == "status" => Self::Status,
+            None if line == "sessions" => Self::Sessions,
+            _ => return None,
+        })
     }
 }
 
@@ -90,7 +99,7 @@ fn serve(client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
     let peer = getsockopt(&client, PeerCredentials).map(|peer| peer.uid());
     let answer = match admit(peer, geteuid().as_raw()) {
         Err(error) => Err(error),
-        Ok(()) => match Request::of_word(read_line(&client)?.trim()) {
+        Ok(()) => match Request::of_line(read_line(&client)?.trim()) {
             Some(request) => {
                 let (sender, answer) = mpsc::channel();
                 ask(Question {
@@ -101,7 +110,9 @@ fn serve(client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
                     .recv()
                     .unwrap_or_else(|_| Err(anyhow!("the process is ending")))
             }
-            None => Err(anyhow!("the request is not 'reload' or 'status'")),
+            None => Err(anyhow!(
+                "the request is not 'reload', 'status', 'sessions' or 'kill ID'"
+            )),
         },
     };
     let answer = match answer {
@@ -166,8 +177,8 @@ pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
 
 fn ask_at(path: &Path, configuration: &Path, request: Request) -> Result<Value> {
     let patience = match request {
-        Request::Status => PATIENCE,
         Request::Reload => RELOAD_WITHIN,
+        Request::Status | Request::Sessions | Request::Kill(_) => PATIENCE,
     };
     let silent = || {
         anyhow!(
@@ -188,7 +199,7 @@ fn ask_at(path: &Path, configuration: &Path, request: Request) -> Result<Value> 
     };
     process.set_read_timeout(Some(patience))?;
     // A process that refuses this user answers without reading, and one that is ending does not answer.
-    let _ = writeln!(process, "{}", request.word());
+    let _ = writeln!(process, "{}", request.line());
     let mut line = String::new();
     // To the end of the stream: the process then has nothing left of this request.
     match process.read_to_string(&mut line) {

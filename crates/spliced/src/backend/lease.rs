@@ -32,6 +32,11 @@ impl Lease {
         Self { server, backend }
     }
 
+    /// The server as the configuration names it, or a SRV record.
+    pub(crate) fn server_name(&self) -> Arc<str> {
+        self.server.shared_name()
+    }
+
     /// The addresses of the server, or that they are waited for, as [`Target::look_up`](crate::target::Target::look_up).
     pub(crate) fn look_up(&self, latest: Instant, waker: impl FnOnce() -> task::Waker) -> Lookup {
         self.server.target.look_up(latest, waker)

@@ -17,7 +17,7 @@ pub(crate) struct Server {
     /// Unique in the process.
     id: u64,
     /// The address as it was typed, or as a SRV record names it.
-    name: String,
+    name: Arc<str>,
     /// The SRV name whose records name it; `None` if it has an address of its own.
     srv: Option<String>,
     pub(super) target: Arc<Target>,
@@ -52,7 +52,7 @@ impl Server {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Ok(Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            name: address.to_string(),
+            name: address.to_string().into(),
             srv: srv.map(Into::into),
             target: Target::new(address, at_most)?,
             weight: AtomicU32::new(weight.into()),
@@ -78,6 +78,10 @@ impl Server {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(super) fn shared_name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
     }
 
     pub(super) fn srv(&self) -> Option<&str> {
@@ -238,7 +242,7 @@ impl Server {
         ]
         .map(|count| count.load(Ordering::Relaxed));
         json!({
-            "server": self.name,
+            "server": self.name(),
             "up": state == State::Up,
             "state": word,
             "out_seconds": out_seconds,

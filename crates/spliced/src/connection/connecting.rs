@@ -29,9 +29,10 @@ impl Connection {
         if let Some(record) = &mut self.record {
             record.wants(&backend);
         }
+        let server_name = self.record.as_ref().and_then(Record::server_name);
         let key = PickKey {
             client: self.arrival.client.map(|address| address.ip()),
-            server_name: self.record.as_ref().and_then(Record::server_name),
+            server_name: server_name.as_deref(),
             has_fallback: self.fallback.is_some(),
         };
         let (ticket, until) = match std::mem::replace(&mut self.state, State::Connecting) {
@@ -41,6 +42,9 @@ impl Connection {
         match backend.pick(&key, &self.tried, ticket, || cx.waker()) {
             Pick::Server(lease) => {
                 lease.note_in(&mut self.tried);
+                if let Some(record) = &mut self.record {
+                    record.tries(&lease);
+                }
                 if until.is_some() {
                     // The time in the queue is not the servers'.
                     self.deadline = cx.now() + self.connect_timeout;

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use splice::{Context, Endpoint, Step, pair_task};
+use splice::{Context, Endpoint, Step, observed_pair_task};
 use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
 use splice_route::{Fault, POSTGRES_SSL_REQUEST};
 
@@ -64,9 +64,9 @@ impl Connection {
                     record.identified(made.as_bytes());
                     made
                 });
-                let server_name = self.record.as_ref().and_then(|record| record.server_name());
+                let server_name = self.record.as_ref().and_then(Record::server_name);
                 let tlvs = OutTlvs {
-                    authority: server_name.map(str::as_bytes),
+                    authority: server_name.as_deref().map(str::as_bytes),
                     unique_id: unique_id.as_ref().map(String::as_bytes),
                     received: self.header.as_ref().map(|header| header.tlvs()),
                     ..OutTlvs::default()
@@ -184,7 +184,8 @@ impl Connection {
             address,
             attempt.place.map(|place| (place.lease, place.seat)),
         );
-        let pair = pair_task(
+        let session = record.session();
+        let pair = observed_pair_task(
             Endpoint::prepared(client, self.client_kind),
             Endpoint::prepared(server, kind),
             &options,
@@ -192,7 +193,10 @@ impl Connection {
             move |outcome| record.ended(&outcome),
         );
         match pair {
-            Ok(pair) => Step::Become(pair),
+            Ok((pair, observer)) => {
+                session.facts().pair = Some(observer);
+                Step::Become(pair)
+            }
             Err(error) => {
                 self.service
                     .warnings

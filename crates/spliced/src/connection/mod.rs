@@ -49,6 +49,7 @@ use crate::connect_error::Fault;
 use crate::connection_limit::ConnectionPermit;
 use crate::resource_limit::words;
 use crate::service::{Counts, Service, Terms};
+use crate::sessions::Phase;
 use crate::socket_address::SocketAddress;
 use crate::target::Question;
 
@@ -181,8 +182,8 @@ impl Connection {
     }
 }
 
-impl Task for Connection {
-    fn start(&mut self, cx: &mut Context<'_>) -> Step {
+impl Connection {
+    fn accepted(&mut self, cx: &mut Context<'_>) -> Step {
         let Some(client) = &self.client else {
             return Step::Done;
         };
@@ -190,7 +191,7 @@ impl Task for Connection {
             return self.fail(&format!("no event loop: {error}"));
         }
         if let Some(record) = &mut self.record {
-            record.sit(self.service.connections.enter(cx.waker()));
+            record.enter(|| cx.waker());
         }
         Counts::add(&self.service.counts.accepted);
         if let Err(error) = self.pace(client, self.client_kind) {
@@ -205,7 +206,7 @@ impl Task for Connection {
         self.admit(cx)
     }
 
-    fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
+    fn act_on(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
         if source == CLIENT {
             self.client_readiness = self.client_readiness.and(readiness);
             if readiness.has_error() {
@@ -238,7 +239,7 @@ impl Task for Connection {
         }
     }
 
-    fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
+    fn out_of_time(&mut self, cx: &mut Context<'_>) -> Step {
         match &self.state {
             State::ReadingHeader(_) => {
                 let step = self.read_header(cx);
@@ -302,7 +303,7 @@ impl Task for Connection {
     }
 
     /// A server has become free.
-    fn resume(&mut self, cx: &mut Context<'_>) -> Step {
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Step {
         match &self.state {
             State::Queued { backend, .. } => {
                 let backend = Arc::clone(backend);
@@ -314,8 +315,50 @@ impl Task for Connection {
         }
     }
 
+    /// Tells those who read the session how far it has come.
+    fn tell(&self, step: Step) -> Step {
+        if let Some(record) = &self.record {
+            record.is_in(match self.state {
+                State::ReadingHeader(_)
+                | State::Deciding(_)
+                | State::Negotiating
+                | State::Resolving(_) => Phase::Deciding,
+                State::Queued { .. } => Phase::Queued,
+                State::AwaitingName { .. }
+                | State::Connecting
+                | State::NoRoom
+                | State::Sending { .. }
+                | State::AskingForTls => Phase::Connecting,
+            });
+        }
+        step
+    }
+}
+
+impl Task for Connection {
+    fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        let step = self.accepted(cx);
+        self.tell(step)
+    }
+
+    fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
+        let step = self.act_on(cx, source, readiness);
+        self.tell(step)
+    }
+
+    fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
+        let step = self.out_of_time(cx);
+        self.tell(step)
+    }
+
+    fn resume(&mut self, cx: &mut Context<'_>) -> Step {
+        let step = self.go_on(cx);
+        self.tell(step)
+    }
+
     fn close(&mut self, _cx: &mut Context<'_>) {
         match &self.record {
+            Some(record) if record.is_killed() => drop(self.reset(record::KILLED)),
             Some(record) if record.is_cut() => drop(self.reset("its listener was removed")),
             _ if self.place().is_some_and(|place| place.seat.is_cut()) => {
                 drop(self.reset("its server was removed"));

@@ -5,42 +5,35 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use splice::{Outcome, Reason, Side};
+use splice::{Outcome, Reason, Side, Waker};
 
-use crate::access_log::Entry;
+use crate::access_log;
 use crate::backend::{Backend, Lease};
 use crate::client_limit::ClientPermit;
 use crate::connection_limit::ConnectionPermit;
 use crate::rate_limited_warning::more;
 use crate::roster::Seat;
 use crate::service::{Service, Terms};
+use crate::sessions::{Entry, Phase, Session};
 use crate::socket_address::SocketAddress;
+
+/// Why a session has ended that somebody has asked to end.
+pub(super) const KILLED: &str = "ended by an operator";
 
 /// One connection of a client, for the logs. It holds the connection's permit.
 pub(super) struct Record {
-    id: u64,
-    client: Option<SocketAddress>,
-    /// What names the connection in the logs of all proxies, escaped.
-    unique_id: Option<Box<str>>,
-    /// What the client asks for: hostile text.
-    server_name: Option<Box<str>>,
-    backend: Option<Arc<Backend>>,
-    /// The server that was reached.
-    target: Option<SocketAddress>,
+    /// What others may read while it lasts.
+    session: Arc<Session>,
     /// At the server that was reached.
     place: Option<(Lease, Seat)>,
-    /// The destination that the client has asked for: hostile text, but a name or an address.
-    asked: Option<String>,
     /// The server has sent something before the pair.
     has_answer: bool,
-    /// Bytes of the client that reached the server before the pair.
-    passed_on_bytes: u64,
-    accepted_at: Instant,
     /// When the server was reached.
     connected_at: Instant,
     terms: Arc<Terms>,
     service: Arc<Service>,
-    seat: Option<Seat>,
+    /// In the listener's roster, and among the sessions.
+    entered: Option<(Seat, Entry)>,
     client_permit: Option<ClientPermit>,
     _permit: ConnectionPermit,
 }
@@ -52,50 +45,62 @@ impl Record {
         terms: Arc<Terms>,
         service: Arc<Service>,
     ) -> Self {
-        let now = Instant::now();
+        let id = service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1;
+        let session = Session::new(id, Arc::clone(&terms.plan), client);
         Self {
-            id: service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1,
-            client,
-            unique_id: None,
-            server_name: None,
-            backend: None,
-            target: None,
+            connected_at: session.accepted_at(),
+            session,
             place: None,
-            asked: None,
             has_answer: false,
-            passed_on_bytes: 0,
-            accepted_at: now,
-            connected_at: now,
             terms,
             service,
-            seat: None,
+            entered: None,
             client_permit: None,
             _permit: permit,
         }
     }
 
     pub(super) fn id(&self) -> u64 {
-        self.id
+        self.session.id()
     }
 
     /// The client's proxy has told its address.
     pub(super) fn comes_from(&mut self, client: SocketAddr) {
-        self.client = Some(SocketAddress::Inet(client));
+        self.session.facts().client = Some(SocketAddress::Inet(client));
     }
 
     /// The connection has a name in the logs of other proxies, too. The first one stays.
     pub(super) fn identified(&mut self, unique_id: &[u8]) {
-        self.unique_id
+        self.session
+            .facts()
+            .unique_id
             .get_or_insert_with(|| unique_id.escape_ascii().to_string().into());
     }
 
     pub(super) fn client_ip(&self) -> Option<IpAddr> {
-        Some(self.client.as_ref()?.inet()?.ip())
+        Some(self.session.facts().client.as_ref()?.inet()?.ip())
     }
 
-    /// Takes a seat in the listener's roster.
-    pub(super) fn sit(&mut self, seat: Seat) {
-        self.seat = Some(seat);
+    /// Takes a seat in the listener's roster, and a place among the sessions. `waker` closes the connection.
+    pub(super) fn enter(&mut self, waker: impl Fn() -> Waker) {
+        let seat = self.service.connections.enter(waker());
+        let sessions = &self.service.process.sessions;
+        self.entered = Some((seat, sessions.enter(&self.session, waker())));
+    }
+
+    /// The connection is in this phase now.
+    pub(super) fn is_in(&self, phase: Phase) {
+        self.session.set_phase(phase);
+    }
+
+    /// Somebody has asked for its end.
+    pub(super) fn is_killed(&self) -> bool {
+        self.session.is_killed()
+    }
+
+    /// What others read. The record itself goes along with the pair.
+    pub(super) fn session(&self) -> Arc<Session> {
+        Arc::clone(&self.session)
     }
 
     /// The client is within its limits.
@@ -105,37 +110,37 @@ impl Record {
 
     /// The listener was removed, and has cut its connections.
     pub(super) fn is_cut(&self) -> bool {
-        self.seat.as_ref().is_some_and(Seat::is_cut)
+        self.entered.as_ref().is_some_and(|(seat, _)| seat.is_cut())
     }
 
     pub(super) fn named(&mut self, server_name: Option<&str>) {
-        self.server_name = server_name.map(Into::into);
+        self.session.facts().server_name = server_name.map(Into::into);
     }
 
-    pub(super) fn server_name(&self) -> Option<&str> {
-        self.server_name.as_deref()
+    pub(super) fn server_name(&self) -> Option<Arc<str>> {
+        self.session.facts().server_name.clone()
     }
 
     pub(super) fn wants(&mut self, backend: &Arc<Backend>) {
-        self.backend = Some(Arc::clone(backend));
+        self.session.facts().backend = Some(Arc::clone(backend));
+    }
+
+    /// This server was picked.
+    pub(super) fn tries(&mut self, lease: &Lease) {
+        self.session.facts().server = Some(lease.server_name());
     }
 
     /// Where the client is to go: the server that was reached, or the backend.
     pub(super) fn wanted(&self) -> String {
-        match (&self.target, &self.asked, &self.backend) {
-            (Some(address), ..) => address.to_string(),
-            (None, Some(asked), _) => asked.clone(),
-            (None, None, Some(backend)) => backend.name().into(),
-            (None, None, None) => String::new(),
-        }
+        self.session.facts().wanted()
     }
 
     pub(super) fn asks_for(&mut self, destination: String) {
-        self.asked = Some(destination);
+        self.session.facts().asked = Some(destination);
     }
 
     pub(super) fn passed_on(&mut self, bytes: u64) {
-        self.passed_on_bytes += bytes;
+        self.session.facts().passed_on_bytes += bytes;
     }
 
     pub(super) fn answered(&mut self) {
@@ -148,7 +153,7 @@ impl Record {
 
     pub(super) fn connected_to(&mut self, target: SocketAddress, place: Option<(Lease, Seat)>) {
         self.connected_at = Instant::now();
-        self.target = Some(target);
+        self.session.facts().target = Some(target);
         self.place = place.map(|(lease, seat)| {
             seat.join();
             (lease, seat)
@@ -175,7 +180,9 @@ impl Record {
         };
         let mut why = why;
         if outcome.reason == Reason::Shutdown {
-            if self.is_cut() {
+            if self.is_killed() {
+                why = KILLED.into();
+            } else if self.is_cut() {
                 why = "its listener was removed".into();
             } else if self.place.as_ref().is_some_and(|(_, seat)| seat.is_cut()) {
                 why = "its server was removed".into();
@@ -205,12 +212,15 @@ impl Record {
 
     fn warn_of_refusal(&self, why: &str) {
         self.service.warnings.engine_refused.emit(|suppressed| {
-            let client = self.client.as_ref().map(SocketAddress::to_string);
+            let (client, wanted) = {
+                let facts = self.session.facts();
+                (facts.client_name(), facts.wanted())
+            };
             tracing::warn!(
                 "connection {} from {} to {} was reset: engine {} refused it: {why}{}",
-                self.id,
-                client.unwrap_or_default(),
-                self.wanted(),
+                self.id(),
+                client,
+                wanted,
                 self.terms.options.engine,
                 more(suppressed)
             );
@@ -224,26 +234,24 @@ impl Record {
                 engine, why_engine, ..
             }) => tracing::debug!(
                 "connection {} ended: {why}; engine {engine}: {why_engine}",
-                self.id
+                self.id()
             ),
-            None => tracing::debug!("connection {} ended: {why}", self.id),
+            None => tracing::debug!("connection {} ended: {why}", self.id()),
         }
         let Some(log) = &self.terms.access_log else {
             return;
         };
         let moved = outcome.map(|outcome| outcome.moved).unwrap_or_default();
-        let entry = Entry {
-            time: Entry::now(),
-            id: self.id,
-            unique_id: self.unique_id.as_deref(),
-            client: self
-                .client
+        let facts = self.session.facts();
+        let entry = access_log::Entry {
+            time: access_log::Entry::now(),
+            id: self.id(),
+            unique_id: facts.unique_id.as_deref(),
+            client: facts.client_name(),
+            target: facts.wanted(),
+            server_name: facts
+                .server_name
                 .as_ref()
-                .map(SocketAddress::to_string)
-                .unwrap_or_default(),
-            target: self.wanted(),
-            server_name: self
-                .server_name()
                 .map(|name| name.escape_debug().to_string()),
             // An engine that refused the connection has moved nothing, so none is named.
             engine: outcome
@@ -252,10 +260,10 @@ impl Record {
             why_engine: outcome
                 .map(|outcome| outcome.why_engine.to_string())
                 .unwrap_or_default(),
-            client_to_target_bytes: moved.a_to_b + self.passed_on_bytes,
+            client_to_target_bytes: moved.a_to_b + facts.passed_on_bytes,
             target_to_client_bytes: moved.b_to_a,
             outcome: why.into(),
-            duration_ms: Entry::milliseconds(self.accepted_at.elapsed()),
+            duration_ms: access_log::Entry::milliseconds(self.session.accepted_at().elapsed()),
         };
         log.write(&entry);
     }

@@ -18,6 +18,7 @@ mod reload;
 mod reload_under_load;
 mod requested;
 mod routes;
+mod sessions;
 pub(crate) mod shortage;
 mod slow_names;
 mod source;
@@ -27,10 +28,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use netlab::{Namespace, Scratch};
+use netlab::{Namespace, Process, Scratch};
 use serde_json::Value;
 
-use crate::patience::until_found;
+use crate::patience::{PATIENCE, until_found};
 use crate::relay::{BINARY, Relay, command, output};
 
 /// A process that runs a configuration.
@@ -69,8 +70,12 @@ impl Proxy {
     }
 
     fn ask(&self, what: &str) -> Output {
+        self.ask_with(&[what])
+    }
+
+    fn ask_with(&self, arguments: &[&str]) -> Output {
         let path = self.configuration.to_str().expect("UTF-8");
-        output(&mut command(&[what, "--config", path]))
+        output(command(arguments).args(["--config", path]))
     }
 
     fn try_status(&self) -> Option<Value> {
@@ -83,6 +88,27 @@ impl Proxy {
 
     pub(crate) fn status(&self) -> Value {
         self.try_status().expect("it runs")
+    }
+
+    /// The sessions that are alive, as `spliced sessions --json` has them.
+    pub(crate) fn sessions(&self) -> Vec<Value> {
+        // Many of them do not fit into a pipe.
+        let scratch = Scratch::new("told").expect("a directory");
+        let told = scratch.path().join("sessions.json");
+        let file = fs::File::create(&told).expect("a file");
+        let path = self.configuration.to_str().expect("UTF-8");
+        let mut command = command(&["sessions", "--json", "--config", path]);
+        let mut process = Process::spawn(command.stdout(file)).expect("it starts");
+        let status = process
+            .wait_at_most(PATIENCE)
+            .expect("it can be waited for");
+        assert!(status.expect("it ends").success());
+        let told = fs::read(told).expect("what it has told");
+        let mut answer: Value = serde_json::from_slice(&told).expect("JSON");
+        match answer["sessions"].take() {
+            Value::Array(sessions) => sessions,
+            other => panic!("no list: {other}"),
+        }
     }
 
     /// The part of the status with this name.

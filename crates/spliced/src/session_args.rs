@@ -1,0 +1,110 @@
+//! The command line of `spliced sessions` and `spliced kill`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::sections::{self, as_help};
+
+/// Show the live sessions of the process that runs a configuration: who is connected with whom, by which engine, and
+/// how much passes.
+///
+/// A session is a client's connection, from accept to its end. Bytes and the time since the last one are read where the
+/// engine counts them, in the kernel, too. The process is asked twice, half a second apart, for the rates. Nothing that
+/// is shown wakes up or delays a session. docs/sessions.md has every column and field.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ASK))]
+pub(crate) struct SessionsArgs {
+    /// The configuration that the process runs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Show first what has the highest rate, what has moved most bytes, or what was accepted first [default: age].
+    #[arg(long, value_enum, value_name = "BY")]
+    pub(crate) sort: Option<SessionOrder>,
+    /// Show only sessions whose field has this value. The fields are listener, client, server_name, backend, server,
+    /// target, phase and engine. An address without its port stands for all ports. May be given several times; then all
+    /// have to apply.
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = SessionFilter::parse)]
+    pub(crate) filter: Vec<SessionFilter>,
+    /// Print JSON: sessions, each with all its fields.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// End one session of the process that runs a configuration: its client and its server get a reset.
+///
+/// The access log then has the outcome "ended by an operator". The command does not wait until the session has ended.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ASK))]
+pub(crate) struct KillArgs {
+    /// The session's id, as 'spliced sessions' and the logs have it.
+    pub(crate) id: u64,
+    /// The configuration that the process runs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+/// What comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SessionOrder {
+    /// The highest rate.
+    Rate,
+    /// The most bytes.
+    Bytes,
+    /// The oldest session.
+    Age,
+}
+
+/// A field of a session, and the value that it has to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SessionFilter {
+    pub(crate) field: SessionField,
+    pub(crate) value: String,
+}
+
+/// A field that sessions can be picked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SessionField {
+    Listener,
+    Client,
+    ServerName,
+    Backend,
+    Server,
+    Target,
+    Phase,
+    Engine,
+}
+
+impl SessionField {
+    const ALL: [(&str, Self); 8] = [
+        ("listener", Self::Listener),
+        ("client", Self::Client),
+        ("server_name", Self::ServerName),
+        ("backend", Self::Backend),
+        ("server", Self::Server),
+        ("target", Self::Target),
+        ("phase", Self::Phase),
+        ("engine", Self::Engine),
+    ];
+}
+
+impl SessionFilter {
+    fn parse(text: &str) -> Result<Self, String> {
+        let Some((name, value)) = text.split_once('=') else {
+            return Err("it is not FIELD=VALUE, such as engine=copy".into());
+        };
+        match SessionField::ALL.iter().find(|(known, _)| *known == name) {
+            Some((_, field)) => Ok(Self {
+                field: *field,
+                value: value.into(),
+            }),
+            None => {
+                let known = SessionField::ALL.map(|(known, _)| known);
+                Err(format!(
+                    "there is no field {name}; the fields are {}",
+                    known.join(", ")
+                ))
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What is told of a session to those who ask.
+
+use std::time::{Instant, SystemTime};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use splice::Stream;
+
+use super::{Phase, Session, Sessions};
+
+/// The answer to `spliced sessions`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) sessions: Vec<Row>,
+}
+
+/// A session at the moment when it was read. Fields of the access log have its names.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Row {
+    /// As in the logs.
+    pub(crate) id: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unique_id: Option<String>,
+    pub(crate) listener: String,
+    pub(crate) client: String,
+    /// Escaped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) backend: Option<String>,
+    /// As the configuration names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server: Option<String>,
+    pub(crate) target: String,
+    pub(crate) phase: Phase,
+    pub(crate) client_stream: End,
+    pub(crate) target_stream: End,
+    /// `None` before the pair.
+    pub(crate) engine: Option<String>,
+    pub(crate) why_engine: String,
+    /// RFC 3339 in UTC.
+    pub(crate) accepted_at: String,
+    pub(crate) age_ms: f64,
+    /// Since the last byte, or since the connection was accepted.
+    pub(crate) idle_ms: f64,
+    pub(crate) client_to_target_bytes: u64,
+    pub(crate) target_to_client_bytes: u64,
+}
+
+/// How far the stream has come that a peer sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum End {
+    Open,
+    Draining,
+    Ended,
+}
+
+impl Sessions {
+    /// What is known of each session now, for those who ask, in the order in which they were accepted.
+    ///
+    /// # Errors
+    /// None that is known: a row is plain data.
+    pub(crate) fn told(&self) -> Result<Value> {
+        let mut sessions = Vec::new();
+        self.visit(|some| sessions.extend(some.iter().map(|session| Row::of(session))));
+        sessions.sort_unstable_by_key(|row| row.id);
+        Ok(serde_json::to_value(Answer { sessions })?)
+    }
+}
+
+impl Row {
+    fn of(session: &Session) -> Self {
+        let (mut row, pair) = {
+            let facts = session.facts();
+            let row = Self {
+                id: session.id(),
+                unique_id: facts.unique_id.as_deref().map(Into::into),
+                listener: session.listener().into(),
+                client: facts.client_name(),
+                server_name: facts
+                    .server_name
+                    .as_ref()
+                    .map(|name| name.escape_debug().to_string()),
+                backend: facts.backend.as_ref().map(|backend| backend.name().into()),
+                server: facts.server.as_deref().map(Into::into),
+                target: facts.wanted(),
+                phase: session.phase(),
+                client_stream: End::Open,
+                target_stream: End::Open,
+                engine: None,
+                why_engine: "no server is connected yet".into(),
+                accepted_at: String::new(),
+                age_ms: 0.0,
+                idle_ms: 0.0,
+                client_to_target_bytes: facts.passed_on_bytes,
+                target_to_client_bytes: 0,
+            };
+            (row, facts.pair.clone())
+        };
+        let mut moved_at = session.accepted_at();
+        if let Some(pair) = pair {
+            let (engine, why) = pair.engine();
+            row.engine = Some(engine.as_str().into());
+            row.why_engine = why.into();
+            let moved = pair.counters();
+            row.client_to_target_bytes += moved.a_to_b;
+            row.target_to_client_bytes += moved.b_to_a;
+            let [client, target] = pair.streams();
+            row.client_stream = client.into();
+            row.target_stream = target.into();
+            row.phase = phase(client, target);
+            moved_at = pair.moved_at();
+        }
+        let now = Instant::now();
+        let age = now.saturating_duration_since(session.accepted_at());
+        let milliseconds = |since: Instant| {
+            let time = now.saturating_duration_since(since);
+            time.as_micros() as f64 / 1000.0
+        };
+        row.age_ms = milliseconds(session.accepted_at());
+        row.idle_ms = milliseconds(moved_at);
+        let accepted_at = SystemTime::now().checked_sub(age);
+        row.accepted_at = accepted_at
+            .map(|at| humantime::format_rfc3339_millis(at).to_string())
+            .unwrap_or_default();
+        row
+    }
+}
+
+/// The phase of a pair whose streams have come so far.
+fn phase(client: Stream, target: Stream) -> Phase {
+    match (client, target) {
+        (Stream::Ended, Stream::Ended) => Phase::Ended,
+        (Stream::Ended, _) | (_, Stream::Ended) => Phase::HalfClosed,
+        (Stream::Draining, _) | (_, Stream::Draining) => Phase::Draining,
+        (Stream::Open, Stream::Open) => Phase::Relaying,
+    }
+}
+
+impl From<Stream> for End {
+    fn from(stream: Stream) -> Self {
+        match stream {
+            Stream::Open => Self::Open,
+            Stream::Draining => Self::Draining,
+            Stream::Ended => Self::Ended,
+        }
+    }
+}

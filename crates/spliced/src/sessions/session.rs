@@ -1,0 +1,159 @@
+//! One session, as its connection tells it and others read it.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use splice::Observer;
+
+use crate::backend::Backend;
+use crate::plan::ListenerPlan;
+use crate::socket_address::SocketAddress;
+
+/// How far a session has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Phase {
+    /// Its route is not known: what the client asks for has to come, or to be resolved.
+    Deciding,
+    /// Every server is at its limit of connections.
+    Queued,
+    /// It has a server, which is being reached, or gets the first bytes.
+    Connecting,
+    /// Both peers may send.
+    Relaying,
+    /// One peer has ended its stream, and bytes before its end are on their way.
+    Draining,
+    /// The end of one stream was passed on; the other one goes on.
+    HalfClosed,
+    /// Both streams have ended.
+    Ended,
+}
+
+impl Phase {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Deciding => "deciding",
+            Self::Queued => "queued",
+            Self::Connecting => "connecting",
+            Self::Relaying => "relaying",
+            Self::Draining => "draining",
+            Self::HalfClosed => "half-closed",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// One session. The thread of its connection writes, any thread reads.
+pub(crate) struct Session {
+    id: u64,
+    listener: Arc<ListenerPlan>,
+    accepted_at: Instant,
+    /// Up to the pair, which knows more.
+    phase: AtomicU8,
+    killed: AtomicBool,
+    facts: Mutex<Facts>,
+}
+
+/// What becomes known of a session. It changes a few times in its life.
+#[derive(Default)]
+pub(crate) struct Facts {
+    pub(crate) client: Option<SocketAddress>,
+    /// What names the connection in the logs of all proxies, escaped.
+    pub(crate) unique_id: Option<Box<str>>,
+    /// What the client asks for: hostile text.
+    pub(crate) server_name: Option<Arc<str>>,
+    pub(crate) backend: Option<Arc<Backend>>,
+    /// The server that was picked last, as the configuration names it.
+    pub(crate) server: Option<Arc<str>>,
+    /// The destination that the client has asked for: hostile text, but a name or an address.
+    pub(crate) asked: Option<String>,
+    /// The server that was reached.
+    pub(crate) target: Option<SocketAddress>,
+    /// Bytes of the client that are passed on before the pair.
+    pub(crate) passed_on_bytes: u64,
+    pub(crate) pair: Option<Observer>,
+}
+
+impl Session {
+    pub(crate) fn new(
+        id: u64,
+        listener: Arc<ListenerPlan>,
+        client: Option<SocketAddress>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            listener,
+            accepted_at: Instant::now(),
+            phase: AtomicU8::new(Phase::Deciding as u8),
+            killed: AtomicBool::new(false),
+            facts: Mutex::new(Facts {
+                client,
+                ..Facts::default()
+            }),
+        })
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn listener(&self) -> &str {
+        &self.listener.name
+    }
+
+    pub(crate) fn accepted_at(&self) -> Instant {
+        self.accepted_at
+    }
+
+    /// The connection is in this phase now.
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    /// The phase before the pair.
+    pub(super) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Deciding,
+            1 => Phase::Queued,
+            _ => Phase::Connecting,
+        }
+    }
+
+    pub(super) fn kill(&self) {
+        self.killed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has asked for its end.
+    pub(crate) fn is_killed(&self) -> bool {
+        self.killed.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn try_facts(&self) -> Option<MutexGuard<'_, Facts>> {
+        self.facts.try_lock().ok()
+    }
+
+    pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
+        // Each change is a single step.
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Facts {
+    /// Where the client is to go: the server that was reached, or what it has asked for, or the backend.
+    pub(crate) fn wanted(&self) -> String {
+        match (&self.target, &self.asked, &self.backend) {
+            (Some(address), ..) => address.to_string(),
+            (None, Some(asked), _) => asked.clone(),
+            (None, None, Some(backend)) => backend.name().into(),
+            (None, None, None) => String::new(),
+        }
+    }
+
+    pub(crate) fn client_name(&self) -> String {
+        let client = self.client.as_ref().map(SocketAddress::to_string);
+        client.unwrap_or_default()
+    }
+}
