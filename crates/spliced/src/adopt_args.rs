@@ -17,15 +17,19 @@ use crate::sections::{self, as_help};
 #[command(after_long_help = as_help(sections::ADOPT))]
 pub(crate) struct AdoptArgs {
     /// The process that owns the socket. Given twice, the second one owns the second socket.
-    #[arg(long, value_name = "PID", required = true)]
+    #[arg(long, value_name = "PID", required_unless_present = "keeper")]
     pub(crate) pid: Vec<u32>,
 
     /// The number of the descriptor in its process, twice.
-    #[arg(long, value_name = "FD", required = true)]
+    #[arg(long, value_name = "FD", required_unless_present = "keeper")]
     pub(crate) fd: Vec<u32>,
 
     /// Print the report as JSON, one line a second: seconds, state (settling, adopted, giving-back or over) and directions,
     /// each with from_pid, from_fd, to_pid, to_fd and bytes.
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Be the process that gives the sockets back if the first one is killed.
+    #[arg(long, hide = true, exclusive = true)]
+    pub(crate) keeper: bool,
 }

@@ -138,7 +138,8 @@ const ADOPT_SIGNALS: Section = Section {
         ),
         Entry::Item(
             "SIGKILL",
-            "Resets both connections: the owner has no descriptor of them.",
+            "A second process, the keeper, gives the sockets back as SIGTERM does. If both are killed, both connections are \
+             reset: the owner has no descriptor of them.",
         ),
     ],
 };

@@ -15,6 +15,7 @@
 //!
 //! If this process ends, the kernel lets the frozen one go on.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::thread;
@@ -30,8 +31,11 @@ use nix::unistd::Pid;
 
 use super::owner::Owner;
 
-/// How long a thread may take to stop. One that waits for a disk cannot stop before it has the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process may stand still. A thread that waits for a disk cannot stop before it has the answer.
+pub(super) const LONGEST: Duration = Duration::from_millis(100);
+
+/// How long a thread is waited for that did not stop in time, while the others run again.
+const STRAGGLER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Between two looks at a thread that is about to stop.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -58,7 +62,20 @@ pub(super) struct Frozen {
     /// Signals that came to that thread meanwhile.
     late: Vec<Signal>,
     memory: File,
+    since: Instant,
 }
+
+/// A process stood still for too long, in words.
+#[derive(Debug)]
+pub(super) struct Late(String);
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Late {}
 
 #[derive(Clone, Copy, Debug)]
 struct Thread {
@@ -95,6 +112,7 @@ impl Frozen {
             borrowed: None,
             late: Vec::new(),
             memory,
+            since: Instant::now(),
         };
         // A thread that is not stopped yet may start others.
         while frozen.stop_new_threads()? {}
@@ -103,6 +121,26 @@ impl Frozen {
 
     pub(super) fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// How long it has stood still.
+    pub(super) fn time(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// # Errors
+    /// If it has stood still for too long.
+    pub(super) fn refuse_late(&self) -> Result<()> {
+        let time = self.time();
+        if time > LONGEST {
+            bail!(Late(format!(
+                "{} stood still for {} ms, and {} ms are the most; try again when the machine is less busy",
+                self.owner.name(),
+                time.as_millis(),
+                LONGEST.as_millis()
+            )));
+        }
+        Ok(())
     }
 
     fn stop_new_threads(&mut self) -> Result<bool> {
@@ -145,29 +183,20 @@ impl Frozen {
 
     /// Waits until a thread stands still: with the signal that it was about to handle, if any; `None` if it has ended.
     fn wait_stopped(&self, thread: Pid) -> Result<Option<Option<Signal>>> {
-        let deadline = Instant::now() + PATIENCE;
         loop {
-            let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
-            match waitpid(thread, Some(flags)) {
-                Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => {}
-                Ok(WaitStatus::PtraceEvent(_, _, EVENT_STOP)) => return Ok(Some(None)),
-                Ok(WaitStatus::Stopped(_, signal)) => return Ok(Some(Some(signal))),
-                Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => {
-                    return Ok(None);
-                }
-                // The library has no name for real-time signals.
-                Err(Errno::EINVAL) => bail!(
-                    "{} got a real-time signal in the moment in which it was to stop; try again",
-                    self.owner.name()
-                ),
-                Ok(other) => bail!("{} stops for another reason: {other:?}", self.owner.name()),
-                Err(errno) => return Err(errno).context("cannot wait for a thread to stop"),
+            let stop = poll_stopped(thread);
+            match stop.with_context(|| format!("cannot stop {}", self.owner.name()))? {
+                Some(Stop::Stopped(signal)) => return Ok(Some(signal)),
+                Some(Stop::Ended) => return Ok(None),
+                None => {}
             }
-            if Instant::now() > deadline {
-                bail!(
-                    "{} does not stop: its thread {thread} waits in the kernel; try again",
-                    self.owner.name()
-                );
+            // Once it makes calls for us it has to come to their end.
+            if self.borrowed.is_none() && self.since.elapsed() > LONGEST {
+                bail!(Late(format!(
+                    "{} does not stop within {} ms: its thread {thread} waits in the kernel; try again",
+                    self.owner.name(),
+                    LONGEST.as_millis()
+                )));
             }
             thread::sleep(LOOK_EVERY);
         }
@@ -325,12 +354,51 @@ impl Drop for Frozen {
                 .write_all_at(&borrowed.scratch, borrowed.scratch_at);
             let _ = ptrace::setregs(borrowed.thread, borrowed.registers);
         }
-        for thread in &self.threads {
-            let _ = ptrace::detach(thread.id, thread.signal);
+        let detach = |thread: &Thread| ptrace::detach(thread.id, thread.signal);
+        let mut late = self.threads.clone();
+        late.retain(|thread| detach(thread).is_err());
+        // A thread that did not stop in time still does, and only then can it be let go.
+        let until = Instant::now() + STRAGGLER_PATIENCE;
+        while !late.is_empty() && Instant::now() < until {
+            late.retain_mut(|thread| match poll_stopped(thread.id) {
+                Ok(None) => true,
+                Ok(Some(Stop::Stopped(signal))) => {
+                    thread.signal = signal;
+                    detach(thread).is_err()
+                }
+                Ok(Some(Stop::Ended)) | Err(_) => false,
+            });
+            thread::sleep(LOOK_EVERY);
         }
         for signal in &self.late {
             let _ = nix::sys::signal::kill(Pid::from_raw(self.owner.0.cast_signed()), *signal);
         }
+    }
+}
+
+/// What has become of a thread that was to stop.
+enum Stop {
+    /// It stands still, and was about to handle this signal.
+    Stopped(Option<Signal>),
+    Ended,
+}
+
+/// `None` while it runs.
+fn poll_stopped(thread: Pid) -> Result<Option<Stop>> {
+    let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
+    match waitpid(thread, Some(flags)) {
+        Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => Ok(None),
+        Ok(WaitStatus::PtraceEvent(_, _, EVENT_STOP)) => Ok(Some(Stop::Stopped(None))),
+        Ok(WaitStatus::Stopped(_, signal)) => Ok(Some(Stop::Stopped(Some(signal)))),
+        Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => {
+            Ok(Some(Stop::Ended))
+        }
+        // The library has no name for real-time signals.
+        Err(Errno::EINVAL) => {
+            bail!("it got a real-time signal in the moment in which it was to stop; try again")
+        }
+        Ok(other) => bail!("it stops for another reason: {other:?}"),
+        Err(errno) => Err(errno).context("cannot wait for a thread"),
     }
 }
 

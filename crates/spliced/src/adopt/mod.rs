@@ -2,8 +2,12 @@
 
 mod adoption;
 mod exchange;
+mod flow;
 mod frozen;
+mod held;
+mod keeper;
 mod owner;
+mod pipe;
 mod side;
 mod stand_in;
 
@@ -14,6 +18,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use self::adoption::{Adoption, Event, State};
+use self::held::GivenBack;
 use self::side::Side;
 use crate::adopt_args::AdoptArgs;
 use crate::diagnostics::Diagnostics;
@@ -32,8 +37,11 @@ const SETTLE_EVERY: Duration = Duration::from_millis(1);
 /// How often it is looked at later: whether it writes something of its own.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How often it is stopped at the end to see whether its bytes have arrived.
-const GIVE_BACK_EVERY: Duration = Duration::from_millis(20);
+/// How often is looked at the end whether all bytes have arrived.
+const GIVE_BACK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long the owner is tried to be given sockets back that were reset.
+const CUT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long the owner may take to write what it had read. A relay does so at once when its socket takes bytes, as a
 /// stand-in does.
@@ -47,6 +55,9 @@ const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 /// # Errors
 /// If they cannot be adopted or given back.
 pub(crate) fn run(args: &AdoptArgs, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
+    if args.keeper {
+        return keeper::keep(signals, diagnostics);
+    }
     let [first, second] = named(args)?;
     let (sender, events) = mpsc::channel();
     let progress = signals.watch(diagnostics.clone(), false, {
@@ -78,13 +89,20 @@ pub(crate) fn run(args: &AdoptArgs, signals: Signals, diagnostics: &Diagnostics)
     let mut report = Report::start(args.json, [first, second])?;
     progress.running();
     let mut adoption = Adoption::begin(sides, sender).map_err(refused)?;
-    tracing::info!("adopted {} and {}", told[0], told[1]);
+    tracing::info!(
+        "adopted {} and {}; the owner stood still for {:.1} ms",
+        told[0],
+        told[1],
+        milliseconds(adoption.stood_still)
+    );
     let why = until_over(&mut adoption, &events, &mut report)?;
     adoption.stop();
-    let ended = give_back(&mut adoption, &events);
+    let (ended, given) = give_back(&mut adoption, &events);
     let [forth, back] = adoption.moved_bytes();
     report.write(&adoption);
     report.finish();
+    let also = given.as_ref().map(keeper::also).unwrap_or_default();
+    let stood_still = given.map(|given| given.stood_still).unwrap_or_default();
     match (why, ended) {
         (Why::Refused(why), _) => Err(WrongUsage::new(format!(
             "cannot adopt these sockets: {why}; their owner has them again"
@@ -92,9 +110,11 @@ pub(crate) fn run(args: &AdoptArgs, signals: Signals, diagnostics: &Diagnostics)
         .into()),
         (Why::Over(why), Ended::Well) => {
             tracing::info!(
-                "given back because of {why}: {forth} bytes moved from {} to {}, {back} bytes back",
+                "given back{also} because of {why}: {forth} bytes moved from {} to {}, {back} bytes back; the owner stood \
+                 still for {:.1} ms",
                 first.1,
-                second.1
+                second.1,
+                milliseconds(stood_still)
             );
             Ok(ended)
         }
@@ -167,28 +187,40 @@ fn until_over(
 }
 
 /// Gives the sockets back as soon as what their owner has written is with them.
-fn give_back(adoption: &mut Adoption, events: &Receiver<Event>) -> Ended {
+fn give_back(adoption: &mut Adoption, events: &Receiver<Event>) -> (Ended, Option<GivenBack>) {
     let mut has_warned = false;
+    let mut cut_at: Option<Instant> = None;
+    let ended = |cut_at: Option<Instant>| match cut_at {
+        None => Ended::Well,
+        Some(_) => Ended::CutShort,
+    };
     loop {
         match adoption.give_back() {
-            Ok(true) => return Ended::Well,
-            Ok(false) => {}
+            Ok(Some(given)) => return (ended(cut_at), Some(given)),
+            Ok(None) => {}
             Err(error) if !has_warned => {
                 has_warned = true;
                 tracing::warn!("cannot give the sockets back yet: {error:#}");
             }
             Err(_) => {}
         }
+        if cut_at.is_some_and(|at| at.elapsed() > CUT_PATIENCE) {
+            return (Ended::CutShort, None);
+        }
         // The owner goes on meanwhile: a peer that does not read may take its time.
         match events.recv_timeout(GIVE_BACK_EVERY) {
             Ok(Event::Stop) => {
                 adoption.cut();
-                return Ended::CutShort;
+                cut_at = Some(cut_at.unwrap_or_else(Instant::now));
             }
             Ok(event) => drop(adoption.note(event)),
             Err(_) => {}
         }
     }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// The report on standard output, which waits for no reader.

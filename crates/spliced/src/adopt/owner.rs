@@ -125,25 +125,20 @@ impl Owner {
     ///
     /// # Errors
     /// Where the socket is open, too, or that this cannot be found out.
-    pub(super) fn refuse_shared(self, number: u32, inode: u64) -> Result<()> {
-        for other in processes()? {
-            let links = if_visible(other.links()).with_context(|| {
-                format!(
-                    "whether {} has the socket {number} of {}, too, cannot be found out; raise the limits",
-                    other.name(),
-                    self.name()
-                )
-            })?;
-            for (open_as, link) in links {
-                let is_named = other == self && open_as == number;
-                if !is_named && socket_inode(&link) == Some(inode) && other.0 != std::process::id()
-                {
-                    bail!(
-                        "the socket {number} of {} is open as {open_as} of {}, too; close that descriptor first",
-                        self.name(),
-                        other.name()
-                    );
-                }
+    pub(super) fn refuse_shared(self, number: u32, inode: u64, among: &[Self]) -> Result<()> {
+        let places = places(inode, among).with_context(|| {
+            format!(
+                "whether others have the socket {number} of {}, too, cannot be found out; raise the limits",
+                self.name()
+            )
+        })?;
+        for (other, open_as) in places {
+            if (other, open_as) != (self, number) {
+                bail!(
+                    "the socket {number} of {} is open as {open_as} of {}, too; close that descriptor first",
+                    self.name(),
+                    other.name()
+                );
             }
         }
         Ok(())
@@ -167,18 +162,19 @@ impl Owner {
                 if watched.inode != inode {
                     continue;
                 }
-                if watched.number != number {
+                if watched.number == number {
+                    found.push(Registration {
+                        epoll: *epoll,
+                        events: watched.events,
+                        data: watched.data,
+                    });
+                } else if self.inode(watched.number) != Some(inode) {
                     bail!(
                         "{} watches the socket {number} as {}, which it has closed since",
                         self.name(),
                         watched.number
                     );
                 }
-                found.push(Registration {
-                    epoll: *epoll,
-                    events: watched.events,
-                    data: watched.data,
-                });
             }
         }
         Ok(found)
@@ -232,6 +228,32 @@ impl Owner {
         }
         Ok(links)
     }
+}
+
+/// All processes but this one.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub(super) fn processes() -> Result<Vec<Owner>> {
+    let processes = numbers("/proc").context("cannot read /proc")?;
+    let is_other = |number: &u32| *number != std::process::id();
+    Ok(processes.into_iter().filter(is_other).map(Owner).collect())
+}
+
+/// Where a socket is open, as far as this user may look.
+///
+/// # Errors
+/// If a process cannot be looked at for another reason than that it has ended.
+pub(super) fn places(inode: u64, among: &[Owner]) -> Result<Vec<(Owner, u32)>> {
+    let mut places = Vec::new();
+    for process in among {
+        let links = if_visible(process.links())
+            .with_context(|| format!("cannot look at {}", process.name()))?;
+        let is_it = |(_, link): &(u32, String)| socket_inode(link) == Some(inode);
+        let numbers = links.into_iter().filter(is_it);
+        places.extend(numbers.map(|(number, _)| (*process, number)));
+    }
+    Ok(places)
 }
 
 /// The entries of a directory whose names are numbers.
@@ -292,11 +314,6 @@ impl Watched {
             inode: u64::from_str_radix(field("ino")?, 16).ok()?,
         })
     }
-}
-
-fn processes() -> Result<Vec<Owner>> {
-    let processes = numbers("/proc").context("cannot read /proc")?;
-    Ok(processes.into_iter().map(Owner).collect())
 }
 
 fn socket_inode(link: &str) -> Option<u64> {

@@ -7,15 +7,14 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{
     AddressFamily, Shutdown, SocketType, connect_unspec, ipproto, shutdown, sockopt,
 };
-use splice::Reason;
+use serde::{Deserialize, Serialize};
 use splice_base::socket_option::{self, Progress};
 
-use super::exchange::exchange;
-use super::frozen::Frozen;
-use super::owner::Owner;
+use super::owner::{Owner, processes};
 use super::stand_in::{addresses, inode};
 
 /// A socket that is open as `number` of `owner`.
@@ -25,10 +24,17 @@ pub(super) struct Side {
     pub(super) number: u32,
     /// This process's descriptor of it.
     pub(super) real: OwnedFd,
-    closes_on_exec: bool,
     linger: Option<Duration>,
     /// Keeps others from adopting the stand-in.
-    _claim: UnixDatagram,
+    claim: OwnedFd,
+}
+
+/// A side without its descriptors, as one process tells another.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) struct Told {
+    pid: u32,
+    number: u32,
+    linger: Option<Duration>,
 }
 
 impl Side {
@@ -72,16 +78,39 @@ impl Side {
             );
         }
         let side = Self {
-            _claim: claim(owner, number)?,
-            closes_on_exec: owner.closes_on_exec(number)?,
+            claim: claim(owner, number)?.into(),
             linger: sockopt::socket_linger(&real)?,
             owner,
             number,
             real,
         };
         side.progress()?;
-        owner.refuse_shared(number, side.inode()?)?;
+        owner.refuse_shared(number, side.inode()?, &processes()?)?;
         Ok(side)
+    }
+
+    /// What another process needs to have the side, too, beside duplicates of its descriptors.
+    pub(super) fn told(&self) -> Told {
+        Told {
+            pid: self.owner.0,
+            number: self.number,
+            linger: self.linger,
+        }
+    }
+
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.real.as_fd(), self.claim.as_fd()]
+    }
+
+    /// The side that another process has told of.
+    pub(super) fn of_told(told: Told, [real, claim]: [OwnedFd; 2]) -> Self {
+        Self {
+            owner: Owner(told.pid),
+            number: told.number,
+            real,
+            linger: told.linger,
+            claim,
+        }
     }
 
     /// Its two addresses.
@@ -124,47 +153,54 @@ impl Side {
         Ok(progress)
     }
 
-    /// Makes the number `socket` in its owner, which is frozen.
-    ///
-    /// # Errors
-    /// If the owner cannot be made to.
-    pub(super) fn exchange(&self, frozen: &mut [Frozen], socket: BorrowedFd<'_>) -> Result<()> {
-        let owner = frozen.iter_mut().find(|one| one.owner() == self.owner);
-        let owner = owner.with_context(|| format!("{} has ended", self.owner.name()))?;
-        // The socket or its stand-in.
-        let present = self
-            .owner
-            .inode(self.number)
-            .with_context(|| format!("{} has closed {}", self.owner.name(), self.number))?;
-        let watching = self.owner.registrations(self.number, present)?;
-        exchange(owner, self.number, socket, self.closes_on_exec, &watching)
-    }
-
-    /// From now on this process has the only descriptors, and if it is killed, its peer must not see a clean end.
-    pub(super) fn reset_if_this_process_dies(&self) {
+    /// From now on only spliced has descriptors: if all its processes are killed, the peer must not see a clean end. And
+    /// splice(2) must not block.
+    pub(super) fn seize(&self) {
         // It fails only on a socket that is not connected any more, which needs no reset.
         let _ = sockopt::set_socket_linger(&self.real, Some(Duration::ZERO));
+        self.set_non_blocking(true);
     }
 
     /// Makes the socket what its owner has made of its stand-in: still open, ended, or closed.
-    pub(super) fn restore(&self, ended: Option<Reason>, is_open: bool) {
-        let is_reset = matches!(ended, Some(reason) if reason != Reason::EndOfStream);
-        if !is_open && is_reset {
+    pub(super) fn restore(&self, stand_in: Option<BorrowedFd<'_>>, ended: Ended) {
+        if stand_in.is_none() && ended == Ended::Reset {
             return;
         }
         // Each fails only on a socket that is not connected any more.
         let _ = sockopt::set_socket_linger(&self.real, self.linger);
-        if is_open && ended == Some(Reason::EndOfStream) {
-            let _ = shutdown(&self.real, Shutdown::Write);
+        if let Some(stand_in) = stand_in {
+            let flags = fcntl_getfl(stand_in);
+            self.set_non_blocking(flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)));
+            if ended == Ended::Stream {
+                let _ = shutdown(&self.real, Shutdown::Write);
+            }
+        }
+    }
+
+    fn set_non_blocking(&self, is_non_blocking: bool) {
+        if let Ok(mut flags) = fcntl_getfl(&self.real) {
+            flags.set(OFlags::NONBLOCK, is_non_blocking);
+            // It fails for no socket.
+            let _ = fcntl_setfl(&self.real, flags);
         }
     }
 
     /// Resets the connection.
     pub(super) fn cut(&self) {
-        self.reset_if_this_process_dies();
         // It fails only on a socket that is not connected any more.
+        let _ = sockopt::set_socket_linger(&self.real, Some(Duration::ZERO));
         let _ = connect_unspec(&self.real);
     }
+}
+
+/// How the owner has ended its stand-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Not,
+    /// It sends nothing more.
+    Stream,
+    /// Closed with bytes that it has not read, for example.
+    Reset,
 }
 
 /// Takes a name that only one process of a network namespace can have, and that is free again when it ends.

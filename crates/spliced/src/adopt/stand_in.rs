@@ -39,6 +39,10 @@ impl StandIn {
     }
 
     fn behave_as(&self, real: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        // splice(2) has no flag of its own for that.
+        fcntl_setfl(&self.near, fcntl_getfl(&self.near)? | OFlags::NONBLOCK)?;
+        // splice(2) does not pass an urgent byte over, and this way it is in the stream.
+        sockopt::set_socket_oobinline(&self.near, true)?;
         let is_non_blocking = fcntl_getfl(real)? & OFlags::NONBLOCK;
         fcntl_setfl(&self.far, fcntl_getfl(&self.far)? | is_non_blocking)?;
         for which in [Timeout::Recv, Timeout::Send] {

@@ -1,5 +1,6 @@
 //! `spliced adopt`: the sockets of running programs, spliced and given back.
 
+mod killed;
 mod refusals;
 
 use std::ffi::OsStr;
@@ -146,9 +147,20 @@ impl Owner {
     }
 
     fn adopt(&self) -> Relay {
-        let adopt = Relay::spawn_silent(self.adopting().stdout(Stdio::null()));
-        adopt.wait_logged("adopted ");
-        adopt
+        adopt_by(|| {
+            let mut command = self.adopting();
+            command.stdout(Stdio::null());
+            command
+        })
+    }
+
+    /// Adopts both sockets with options, and a report that can be read.
+    fn adopt_reporting(&self, options: &[&str]) -> Relay {
+        adopt_by(|| {
+            let mut command = self.adopting();
+            command.args(options).stdout(Stdio::piped());
+            command
+        })
     }
 
     /// Whether the program itself has the two connections.
@@ -190,6 +202,19 @@ fn adopting(processes: [&Process; 2], numbers: [u32; 2]) -> Command {
     command(&[
         "adopt", "--pid", &one, "--fd", &first, "--pid", &other, "--fd", &second,
     ])
+}
+
+/// What spliced says on a machine so busy that it cannot stop the owner for a short time.
+const IS_LATE: [&str; 2] = [" ms are the most", "does not stop within"];
+
+/// Adopts by a command, again if the machine is too busy.
+fn adopt_by(command: impl Fn() -> Command) -> Relay {
+    until_found("the sockets are adopted", || {
+        let adopt = Relay::spawn_silent(&mut command());
+        let [late, stuck] = IS_LATE;
+        let line = adopt.wait_logged_any(&["adopted ", late, stuck]);
+        line.contains("adopted ").then_some(adopt)
+    })
 }
 
 /// Bytes on their way from one peer to another, compared with what was sent.
@@ -330,8 +355,11 @@ fn sockets_of_two_processes_are_adopted() {
     ];
     let numbers = numbers.map(|number| number.expect("it is connected"));
     let processes = [&first.process, &second.process];
-    let mut adopt = Relay::spawn_silent(adopting(processes, numbers).stdout(Stdio::null()));
-    adopt.wait_logged("adopted ");
+    let mut adopt = adopt_by(|| {
+        let mut command = adopting(processes, numbers);
+        command.stdout(Stdio::null());
+        command
+    });
     both_ways(&first.client, &second.server, 4, 300_000);
     adopt.terminate();
     adopt.wait_logged("300000 bytes moved from");
@@ -349,8 +377,7 @@ fn a_server_that_does_not_read_is_waited_for() {
     };
     let payload = Payload::new(9);
     let sent = owner.fill_towards_the_server(payload);
-    let mut adopt = Relay::spawn_silent(owner.adopting().arg("--json").stdout(Stdio::piped()));
-    adopt.wait_logged("adopted ");
+    let mut adopt = owner.adopt_reporting(&["--json"]);
     let mut lines = BufReader::new(adopt.take_stdout()).lines();
     let mut state = || {
         let line = lines.next().expect("a report each second").expect("a line");
@@ -386,8 +413,7 @@ fn the_report_in_words_has_a_line_each_second_and_one_at_the_end() {
         return;
     };
     let [first, second] = owner.numbers();
-    let mut adopt = Relay::spawn_silent(owner.adopting().stdout(Stdio::piped()));
-    adopt.wait_logged("adopted ");
+    let mut adopt = owner.adopt_reporting(&[]);
     let mut lines = BufReader::new(adopt.take_stdout()).lines();
     let payload = Payload::new(11);
     owner.client.send(payload, 0, FORTH);
@@ -465,24 +491,6 @@ fn an_owner_that_is_killed_ends_its_connections() {
         (0, End::OfStream)
     );
     assert_eq!(owner.client.read_to_end(payload, 0), (0, End::OfStream));
-}
-
-/// A clean end would make what is missing look complete.
-#[test]
-fn a_killed_adoption_resets_both_connections() {
-    let Some(mut owner) = Owner::socat() else {
-        return;
-    };
-    let adopt = owner.adopt();
-    owner.expect_both_ways();
-    adopt.signal(Signal::KILL);
-    owner.server.expect_reset();
-    owner.client.expect_reset();
-    let ended = owner
-        .process
-        .wait_at_most(crate::patience::PATIENCE)
-        .expect("waited");
-    assert!(ended.is_some(), "the owner sees the end of its stand-ins");
 }
 
 #[test]

@@ -155,7 +155,13 @@ impl Relay {
 
     /// Waits until it has logged a line with `words`, and returns the line.
     pub(crate) fn wait_logged(&self, words: &str) -> String {
-        let has = |lines: &Vec<String>| lines.iter().find(|line| line.contains(words)).cloned();
+        self.wait_logged_any(&[words])
+    }
+
+    /// Waits until it has logged a line with some of these words, and returns the line.
+    pub(crate) fn wait_logged_any(&self, words: &[&str]) -> String {
+        let has_some = |line: &&String| words.iter().any(|words| line.contains(words));
+        let has = |lines: &Vec<String>| lines.iter().find(has_some).cloned();
         let lines = self.told.lines.lock().expect("no panic");
         let (lines, _) = self
             .told
