@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use splice::{Context, Endpoint, Step, observed_pair_task};
+use splice::{Context, Endpoint, EngineChoice, Kind, Step, observed_pair_task};
 use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
 use splice_route::{Fault, POSTGRES_SSL_REQUEST};
 
@@ -172,11 +172,18 @@ impl Connection {
         };
         let kind = address.kind();
         let mut options = self.terms.options;
-        if attempt
-            .place
-            .as_ref()
-            .is_some_and(|place| place.backend.plan().excludes_segment())
-        {
+        let never_spliced = match &attempt.place {
+            _ if options.engine != EngineChoice::Auto => None,
+            _ if self.terms.plan.rate.is_some() => Some("its sockets keep its rate"),
+            Some(place) if place.backend.plan().excludes_segment() => {
+                Some("its server needs a mark or a device")
+            }
+            _ if [self.client_kind, kind].contains(&Kind::Unix) => {
+                Some("one of its sockets is a UNIX socket")
+            }
+            _ => None,
+        };
+        if never_spliced.is_some() {
             options.segment_after = None;
         }
         Counts::add(&self.service.counts.joined);
@@ -194,7 +201,10 @@ impl Connection {
         );
         match pair {
             Ok((pair, observer)) => {
-                session.facts().pair = Some(observer);
+                let mut facts = session.facts();
+                facts.pair = Some(observer);
+                facts.never_spliced = never_spliced;
+                drop(facts);
                 Step::Become(pair)
             }
             Err(error) => {

@@ -258,7 +258,7 @@ impl Record {
                 .filter(|outcome| outcome.reason != Reason::Refused || moved.total() > 0)
                 .map(|outcome| outcome.engine.as_str()),
             why_engine: outcome
-                .map(|outcome| outcome.why_engine.to_string())
+                .map(|outcome| facts.why_engine(outcome.engine, &outcome.why_engine))
                 .unwrap_or_default(),
             client_to_target_bytes: moved.a_to_b + facts.passed_on_bytes,
             target_to_client_bytes: moved.b_to_a,

@@ -103,7 +103,7 @@ impl Row {
         if let Some(pair) = pair {
             let (engine, why) = pair.engine();
             row.engine = Some(engine.as_str().into());
-            row.why_engine = why.into();
+            row.why_engine = session.facts().why_engine(engine, &why);
             let moved = pair.counters();
             row.client_to_target_bytes += moved.a_to_b;
             row.target_to_client_bytes += moved.b_to_a;

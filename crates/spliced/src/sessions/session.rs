@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use splice::Observer;
+use splice::{EngineName, Observer};
 
 use crate::backend::Backend;
 use crate::plan::ListenerPlan;
@@ -74,6 +74,8 @@ pub(crate) struct Facts {
     /// Bytes of the client that are passed on before the pair.
     pub(crate) passed_on_bytes: u64,
     pub(crate) pair: Option<Observer>,
+    /// Why `auto` never tries the pair with `segment`.
+    pub(crate) never_spliced: Option<&'static str>,
 }
 
 impl Session {
@@ -149,6 +151,16 @@ impl Facts {
             (None, Some(asked), _) => asked.clone(),
             (None, None, Some(backend)) => backend.name().into(),
             (None, None, None) => String::new(),
+        }
+    }
+
+    /// Why a pair has its engine, and not a faster one.
+    pub(crate) fn why_engine(&self, engine: EngineName, why: &str) -> String {
+        match self.never_spliced {
+            Some(never) if engine != EngineName::Segment => {
+                format!("{why}; segment is not tried: {never}")
+            }
+            _ => why.into(),
         }
     }
 

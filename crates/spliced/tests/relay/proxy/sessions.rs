@@ -215,6 +215,48 @@ fn in_phase(proxy: &Proxy, phase: &str) -> Value {
     })
 }
 
+/// What `auto` never tries is named, while the session lives and in the log.
+#[test]
+fn a_session_that_cannot_be_spliced_says_why() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("sessions").expect("a directory");
+    let unix = format!("unix:{}", scratch.path().join("server").display());
+    for (address, listener, backend, why) in [
+        (
+            "127.0.0.1:0",
+            "rate = \"1MiB\"",
+            "",
+            "its sockets keep its rate",
+        ),
+        (
+            "127.0.0.1:0",
+            "",
+            "mark = 7",
+            "its server needs a mark or a device",
+        ),
+        (&*unix, "", "", "one of its sockets is a UNIX socket"),
+    ] {
+        let log = Log::below(&scratch);
+        let server = Server::on(address);
+        let proxy = Proxy::run(&configuration(&log, &server.address, listener, backend));
+        let client = Peer::connect(&proxy.address("l"));
+        let far = server.accept();
+        client.write_number(1);
+        assert_eq!(far.read_number(), 1);
+        let expected = format!("no direction moved bulk; segment is not tried: {why}");
+        let session = in_phase(&proxy, "relaying");
+        assert_eq!(session["why_engine"], expected);
+        client.end_stream();
+        far.expect_end();
+        far.end_stream();
+        client.expect_end();
+        assert_eq!(logged(&log, 1)[0]["why_engine"], expected);
+        fs::remove_file(&log.path).expect("the log");
+    }
+}
+
 #[test]
 fn a_session_is_deciding_queued_and_connecting_before_it_relays() {
     let scratch = Scratch::new("sessions").expect("a directory");
