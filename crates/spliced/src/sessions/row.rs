@@ -148,3 +148,41 @@ impl From<Stream> for End {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_phase_of_a_pair_follows_from_its_streams() {
+        let (open, draining, ended) = (Stream::Open, Stream::Draining, Stream::Ended);
+        for (one, other, expected) in [
+            (open, open, Phase::Relaying),
+            (open, draining, Phase::Draining),
+            (draining, draining, Phase::Draining),
+            (open, ended, Phase::HalfClosed),
+            // Half of it is over, and that says more.
+            (draining, ended, Phase::HalfClosed),
+            (ended, ended, Phase::Ended),
+        ] {
+            assert_eq!(phase(one, other), expected);
+            assert_eq!(phase(other, one), expected);
+        }
+    }
+
+    /// What programs read and what people type are the same words.
+    #[test]
+    fn the_words_of_phases_are_those_of_the_json() {
+        for phase in [
+            Phase::Deciding,
+            Phase::Queued,
+            Phase::Connecting,
+            Phase::Relaying,
+            Phase::Draining,
+            Phase::HalfClosed,
+            Phase::Ended,
+        ] {
+            assert_eq!(serde_json::json!(phase), phase.word());
+        }
+    }
+}
