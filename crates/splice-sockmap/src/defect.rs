@@ -1,9 +1,9 @@
 //! Defects of kernels that are in use.
 
 mod by_version;
+mod seqpacket;
 
 use std::os::fd::OwnedFd;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -14,6 +14,7 @@ use rustix::pipe::{SpliceFlags, pipe, splice};
 use splice_base::release::Release;
 
 use self::by_version::BY_VERSION;
+use crate::look::look_until;
 use crate::member::Pair;
 use crate::{Link, MapType, Redirect, Redirections, SockMap, SocketKind};
 
@@ -23,6 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// How long a trial may take. On loopback it takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+const TIMES_SENT: u32 = 8;
+
 const BYTES: &[u8] = b"queued";
 
 /// A small receive buffer: some ten datagrams, each of which is charged with its bookkeeping.
@@ -31,6 +34,7 @@ const FULL_BYTES: usize = 4 << 10;
 /// How long a reader that gets nothing is watched. One that gets something gets it at once.
 const STALLED: Duration = Duration::from_millis(100);
 
+const LATE_BYTES: &str = "its bytes did not arrive in time";
 const LATE_DATAGRAM: &str = "its datagram did not arrive in time";
 
 /// A defect of kernels that are in use, and whether this kernel has it.
@@ -53,6 +57,7 @@ pub fn defects() -> Vec<Defect> {
         empty_datagram(),
         splice_is_blind(),
         udp_reader(),
+        seqpacket::sends_twice(),
     ];
     let release = Release::here();
     all.extend(BY_VERSION.iter().map(|known| known.on(release)));
@@ -63,17 +68,10 @@ pub fn defects() -> Vec<Defect> {
 fn empty_datagram() -> Defect {
     let name = "empty";
     let trial = |link: &Link, source: Pair, _target: Pair| {
-        let words = |errno: Errno| errno.to_string();
-        send(&source.peer, &[], SendFlags::NOSIGNAL).map_err(words)?;
-        let deadline = Instant::now() + PATIENCE;
-        while link.counters().empty_messages == 0 {
-            if Instant::now() >= deadline {
-                return Err(LATE_DATAGRAM.into());
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
+        let put = || send(&source.peer, &[], SendFlags::NOSIGNAL).map(drop);
+        until_sent(put, || link.counters().empty_messages > 0)?;
         // The program has run; the kernel queues what it passes at once.
-        is_stuck(&source.member, deadline)
+        is_stuck(&source.member, Instant::now() + PATIENCE)
     };
     let loaded = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 1)
         .map_err(|error| error.to_string());
@@ -100,18 +98,43 @@ fn empty_datagram() -> Defect {
 
 /// Whether a reader fails at an empty datagram rather than receive it.
 fn is_stuck(reader: &OwnedFd, deadline: Instant) -> Result<bool, String> {
-    let mut byte = [0; 1];
-    loop {
-        match recv(reader, &mut byte, RecvFlags::DONTWAIT) {
-            Ok(_) => return Ok(false),
-            Err(Errno::FAULT) => return Ok(true),
-            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
-                thread::sleep(LOOK_AGAIN);
-            }
-            Err(Errno::AGAIN | Errno::INTR) => return Err(LATE_DATAGRAM.into()),
-            Err(errno) => return Err(errno.to_string()),
+    match received(reader, deadline) {
+        Some(Ok(())) => Ok(false),
+        Some(Err(Errno::FAULT)) => Ok(true),
+        Some(Err(errno)) => Err(errno.to_string()),
+        None => Err(LATE_DATAGRAM.into()),
+    }
+}
+
+/// What a reader gets. `None` if that is nothing until the deadline.
+fn received(reader: &OwnedFd, deadline: Instant) -> Option<Result<(), Errno>> {
+    look_until(deadline, LOOK_AGAIN, || {
+        match recv(reader, &mut [0; 1][..], RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            read => Some(read.map(drop)),
+        }
+    })
+}
+
+/// Sends datagrams until one has arrived. Also over loopback some get lost on a busy machine (seen on 6.18).
+fn until_sent(
+    mut put: impl FnMut() -> Result<(), Errno>,
+    mut arrived: impl FnMut() -> bool,
+) -> Result<(), String> {
+    for _ in 0..TIMES_SENT {
+        put().map_err(|errno| errno.to_string())?;
+        let soon = Instant::now() + PATIENCE / TIMES_SENT;
+        if look_until(soon, LOOK_AGAIN, || arrived().then_some(())).is_some() {
+            return Ok(());
         }
     }
+    Err(LATE_DATAGRAM.into())
+}
+
+/// Waits until a condition holds, which takes microseconds.
+fn until(late: &str, mut holds: impl FnMut() -> bool) -> Result<(), String> {
+    let deadline = Instant::now() + PATIENCE;
+    look_until(deadline, LOOK_AGAIN, || holds().then_some(())).ok_or_else(|| late.to_owned())
 }
 
 /// splice(2) does not see what a program has passed to a member (`tcp_splice_read`, seen up to 7.3).
@@ -123,15 +146,11 @@ fn splice_is_blind() -> Defect {
         drop(target);
         send(&source.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
         let mut buffer = [0; BYTES.len()];
-        let deadline = Instant::now() + PATIENCE;
         let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        while !matches!(recv(&source.member, &mut buffer, peek), Ok((_, length)) if length == BYTES.len())
-        {
-            if Instant::now() >= deadline {
-                return Err("its bytes did not arrive in time".into());
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
+        until(
+            LATE_BYTES,
+            || matches!(recv(&source.member, &mut buffer, peek), Ok((_, length)) if length == BYTES.len()),
+        )?;
         // SPLICE_F_NONBLOCK is of the pipe only.
         fcntl_getfl(&source.member)
             .and_then(|flags| fcntl_setfl(&source.member, flags | OFlags::NONBLOCK))
@@ -178,14 +197,8 @@ fn udp_reader() -> Defect {
         for _ in 0..FULL_BYTES / BYTES.len() {
             send(&target.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
         }
-        send(&source.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
-        let deadline = Instant::now() + PATIENCE;
-        while link.counters().messages == 0 {
-            if Instant::now() >= deadline {
-                return Err(LATE_DATAGRAM.into());
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
+        let put = || send(&source.peer, BYTES, SendFlags::NOSIGNAL).map(drop);
+        until_sent(put, || link.counters().messages > 0)?;
         is_stalled(&target.member, Instant::now() + STALLED)
     };
     let loaded = Redirections::new(Redirect::IngressToLocal, MapType::Hash, 1)
@@ -213,16 +226,10 @@ fn udp_reader() -> Defect {
 
 /// Whether a reader with datagrams in its queue gets none until `deadline`.
 fn is_stalled(reader: &OwnedFd, deadline: Instant) -> Result<bool, String> {
-    let mut byte = [0; 1];
-    loop {
-        match recv(reader, &mut byte, RecvFlags::DONTWAIT) {
-            Ok(_) => return Ok(false),
-            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
-                thread::sleep(LOOK_AGAIN);
-            }
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
-            Err(errno) => return Err(errno.to_string()),
-        }
+    match received(reader, deadline) {
+        Some(Ok(())) => Ok(false),
+        Some(Err(errno)) => Err(errno.to_string()),
+        None => Ok(true),
     }
 }
 
@@ -325,20 +332,14 @@ fn redirected() -> Result<u64, String> {
 
 /// Sends `BYTES` from one to the other. What FIONREAD returns when they are there; they are read then.
 fn answer(from: &OwnedFd, to: &OwnedFd) -> Result<u64, String> {
-    let deadline = Instant::now() + PATIENCE;
     let words = |errno: Errno| errno.to_string();
     send(from, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
     let mut buffer = [0; BYTES.len()];
-    loop {
-        match recv(to, &mut buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((count, _)) if count == BYTES.len() => break,
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
-                thread::sleep(LOOK_AGAIN);
-            }
-            Ok(_) => return Err("its bytes did not arrive in time".into()),
-            Err(errno) => return Err(words(errno)),
-        }
-    }
+    let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    until(
+        LATE_BYTES,
+        || matches!(recv(to, &mut buffer, peek), Ok((_, length)) if length == BYTES.len()),
+    )?;
     let answer = ioctl_fionread(to).map_err(words);
     // A member must not leave its map with queued bytes.
     let _ = recv(to, &mut buffer, RecvFlags::DONTWAIT);
@@ -371,6 +372,19 @@ mod tests {
         send(&udp.peer, &[], SendFlags::NOSIGNAL).expect("sent");
         assert_eq!(is_stuck(&udp.member, Instant::now() + PATIENCE), Ok(false));
         Ok(())
+    }
+
+    #[test]
+    fn a_datagram_that_gets_lost_is_sent_again() {
+        let (sent, most) = (std::cell::Cell::new(0), TIMES_SENT);
+        let put = || {
+            sent.set(sent.get() + 1);
+            Ok(())
+        };
+        assert_eq!(until_sent(put, || sent.get() == 2), Ok(()));
+        assert_eq!(sent.replace(0), 2);
+        assert_eq!(until_sent(put, || false), Err(LATE_DATAGRAM.into()));
+        assert_eq!(sent.get(), most);
     }
 
     #[test]

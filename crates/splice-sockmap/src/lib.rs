@@ -52,6 +52,7 @@ mod key;
 mod lease;
 mod link;
 mod loaded;
+mod look;
 mod map;
 pub mod matrix;
 mod member;

@@ -62,6 +62,13 @@ pub(super) const BY_VERSION: [Known; 7] = [
     },
 ];
 
+/// Where there is no loopback of VSOCK to try it on. It was tried on 6.1.192, 6.12.117, 6.18.15 and 7.2.13.
+pub(super) const SEQPACKET: Known = Known {
+    name: super::seqpacket::NAME,
+    what: super::seqpacket::WHAT,
+    affected: Affected::Until((7, 2)),
+};
+
 impl Known {
     pub(super) fn on(&self, release: Option<Release>) -> Defect {
         let present = release.and_then(|release| match self.affected {
@@ -88,7 +95,7 @@ mod tests {
     use super::*;
 
     fn on(name: &str, release: &str) -> Defect {
-        let mut known = BY_VERSION.iter();
+        let mut known = BY_VERSION.iter().chain([&SEQPACKET]);
         let known = known.find(|known| known.name == name).expect("known");
         known.on(Release::of(release, ""))
     }
@@ -101,6 +108,8 @@ mod tests {
             ("removal", "7.3.0-rc7", Some(true)),
             ("removal", "7.4.1", None),
             ("removal", "next", None),
+            ("seqpacket", "7.2.13", Some(true)),
+            ("seqpacket", "7.3.0", None),
             ("retry", "6.1.141", Some(true)),
             ("retry", "6.1.142", Some(false)),
             ("retry", "6.6.1", None),

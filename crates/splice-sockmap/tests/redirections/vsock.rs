@@ -1,9 +1,10 @@
 //! Links of VSOCK sockets, over the loopback that some kernels have.
 
-use netlab::until;
-use rustix::net::{Shutdown, shutdown};
+use netlab::{until, until_found};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use splice_base::release::Release;
-use splice_sockmap::{ErrorKind, MapType, Redirect, Redirections, SocketKind};
+use splice_sockmap::{ErrorKind, MapType, Redirect, Redirections, SocketKind, defects};
 use std::time::Duration;
 
 use crate::bounding::keeps_up_without_an_end;
@@ -66,6 +67,68 @@ fn what_is_outstanding_is_told_of_vsock_too() {
     // then.
     let target = SocketKind::VsockStream;
     keeps_up_without_an_end(Redirect::IngressToEgress, SocketKind::Tcp, target);
+}
+
+/// The doctor tries it without a map.
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn a_seqpacket_whose_peer_does_not_read_does_what_the_doctor_says() {
+    const MESSAGE_BYTES: usize = 30 << 10;
+    /// Twice what a peer's credit of 256 KiB has room for.
+    const MESSAGES: usize = 16;
+    let mut defects = defects().into_iter();
+    let defect = defects.find(|defect| defect.name == "seqpacket");
+    let says_twice = defect.expect("known").present.expect("tried");
+    if !maps_take_vsock() {
+        return;
+    }
+    let loaded = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 1).expect("loaded");
+    let redirections = loaded.bounded(u64::MAX);
+    // What waits is charged to no sender.
+    let source = Pair::of(SocketKind::Udp);
+    let target = Pair::of(SocketKind::VsockSeqpacket);
+    let link = redirections.link(&source.member, &target.member);
+    let link = link.expect("linked");
+    let mut buffer = vec![0; 2 * MESSAGES * MESSAGE_BYTES];
+    let mut sent = 0;
+    // The worker may not have come to the message for which there is no credit before that is renewed.
+    let mut round = || {
+        for _ in 0..MESSAGES {
+            put(&source.peer, &[7; MESSAGE_BYTES]);
+            sent += 1;
+            until("it is redirected", || link.counters().messages == sent);
+        }
+        until("the credit is used", || {
+            let outstanding = link.outstanding().expect("looked").expect("bounded");
+            (1..MESSAGES as u64 * MESSAGE_BYTES as u64 * 3 / 4).contains(&outstanding)
+        });
+        let mut most = 0;
+        for _ in 0..MESSAGES {
+            let read = || recv(&target.peer, &mut buffer[..], RecvFlags::DONTWAIT);
+            let (bytes, _) = until_found("a message comes", retry(read));
+            assert!(bytes >= MESSAGE_BYTES, "{bytes}");
+            most = most.max(bytes);
+        }
+        most > MESSAGE_BYTES
+    };
+    if says_twice {
+        until("a message has its beginning twice", round);
+    } else {
+        assert!(
+            (0..20).all(|_| !round()),
+            "a message has its beginning twice"
+        );
+    }
+}
+
+/// Nothing, as long as there is nothing to read.
+fn retry(
+    mut read: impl FnMut() -> Result<(usize, usize), Errno>,
+) -> impl FnMut() -> Option<(usize, usize)> {
+    move || match read() {
+        Err(Errno::AGAIN) => None,
+        read => Some(read.expect("received")),
+    }
 }
 
 fn link_and_leave(
