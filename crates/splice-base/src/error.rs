@@ -146,8 +146,10 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
+    /// What is behind [`os_error`](Error::os_error), which the sentence has already: whoever prints a chain of errors would
+    /// say it twice.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
+        self.source.as_ref()?.source()
     }
 }
 
@@ -215,15 +217,16 @@ mod tests {
     }
 
     #[test]
-    fn the_cause_of_a_system_error_is_its_source() {
+    fn the_cause_of_a_system_error_is_said_once() {
         let failed: std::result::Result<(), Errno> = Err(Errno::MFILE);
         let error = failed.context("cannot create a socket").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::System);
         assert_eq!(error.errno(), Some(Errno::MFILE));
-        let source = std::error::Error::source(&error).expect("a source");
+        let cause = error.os_error().expect("a cause");
         assert_eq!(
             error.to_string(),
-            format!("cannot create a socket: {source}")
+            format!("cannot create a socket: {cause}")
         );
+        assert!(std::error::Error::source(&error).is_none());
     }
 }

@@ -48,8 +48,9 @@ impl Obstacle {
         let is_verified = error.log().is_some_and(|log| log.contains(VERIFIED));
         match error.errno() {
             Some(Errno::PERM | Errno::ACCESS) => Self::of_refusal(error, &Process::this()),
-            _ if is_verified => Self::of_refusal(error, &Process::this()),
+            // The verifier's log has nothing then.
             Some(Errno::MFILE) => Self::too_many_files(),
+            _ if is_verified => Self::of_refusal(error, &Process::this()),
             Some(Errno::NOMEM) => Self::new(
                 "the kernel has no memory for its tables",
                 "raise the memory limit of the control group, or RLIMIT_MEMLOCK before Linux \
@@ -347,6 +348,8 @@ mod tests {
     fn errors_of_libbpf_have_remedies_of_their_own() {
         let of = |errno| Obstacle::of_bpf(&refused(errno)).remedy;
         assert!(of(Errno::MFILE).contains("RLIMIT_NOFILE"));
+        let verified = refused(Errno::MFILE).with_log("-- END PROG LOAD LOG --");
+        assert_eq!(Obstacle::of_bpf(&verified), Obstacle::too_many_files());
         assert!(of(Errno::NOMEM).contains("RLIMIT_MEMLOCK"));
         assert!(of(Errno::NOSYS).contains("CONFIG_BPF_SYSCALL"));
         let verified = refused(Errno::ACCESS).with_log("R4 invalid; -- END PROG LOAD LOG --");

@@ -1,10 +1,11 @@
 //! Loading the embedded BPF objects.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
 
 use libbpf_rs::{MapCore as _, MapHandle, ObjectBuilder, OpenObject};
-use splice_base::error::{Error, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use splice_base::error::{Error, ErrorKind, Result};
 
 use crate::libbpf::{LOADING, Quiet, absent, refused};
 use crate::map::Map;
@@ -18,6 +19,9 @@ const WEAKLY_ORDERED: bool = cfg!(not(any(
     target_arch = "x86",
     target_arch = "s390x"
 )));
+
+/// More descriptors than libbpf has for its own at a time: the types of the object, and a trial with a program and a map.
+const TRIED: usize = 8;
 
 /// The section of `weakly_ordered` in bpf/lib/atomics.h.
 const ORDER_SECTION: &str = ".rodata.order";
@@ -76,6 +80,7 @@ fn load_for(
     let mut opened = Opened(open);
     opened.set_order(weakly_ordered);
     adjust(&mut opened)?;
+    opened.require_descriptors(name)?;
     opened
         .0
         .load()
@@ -141,6 +146,20 @@ impl Opened {
         let found = found.as_mut().ok_or_else(|| absent(program))?;
         found.set_autoload(false);
         Ok(())
+    }
+
+    /// That there are descriptors for all maps and programs, and for what libbpf tries before. Where it has none for a trial,
+    /// it takes the kernel for an older one: it has programs refused for no reason that anybody could find, and remembers
+    /// that for the life of the process (`kernel_supports`).
+    fn require_descriptors(&mut self, name: &str) -> Result<()> {
+        let needed = self.0.maps_mut().count() + self.0.progs_mut().count() + TRIED;
+        let taken: rustix::io::Result<Vec<OwnedFd>> = (0..needed)
+            .map(|_| eventfd(0, EventfdFlags::CLOEXEC))
+            .collect();
+        taken.map(drop).map_err(|errno| {
+            let what = format!("the BPF object {name} cannot be loaded");
+            Error::new(ErrorKind::BpfRefused, what).with_source(errno)
+        })
     }
 
     /// Tells the programs whether they need fences. An object without fences has no such section.

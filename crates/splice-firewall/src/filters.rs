@@ -47,11 +47,7 @@ impl fmt::Display for ReadError {
     }
 }
 
-impl std::error::Error for ReadError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.0)
-    }
-}
+impl std::error::Error for ReadError {}
 
 impl From<DumpError> for ReadError {
     fn from(error: DumpError) -> Self {

@@ -108,7 +108,7 @@ impl Catcher {
         Ok(Link::new(
             Arc::clone(loaded),
             place,
-            SocketKind::Tcp,
+            (SocketKind::Tcp, source),
             plan.redirect,
         ))
     }

@@ -9,6 +9,7 @@
 //! ```
 
 use std::fs;
+use std::io::ErrorKind as Io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,7 +126,7 @@ fn clear(directory: &Path, most: Duration) -> Result<(usize, u32)> {
                 pins.remove()?;
             } else {
                 left += 1;
-                next = next.max(number + 1);
+                next = next.max(number.saturating_add(1));
             }
         }
         Ok(left)
@@ -134,9 +135,17 @@ fn clear(directory: &Path, most: Duration) -> Result<(usize, u32)> {
 }
 
 fn sets(directory: &Path) -> Result<Vec<(u32, PathBuf)>> {
-    let entries = fs::read_dir(directory)
-        .map_err(|error| Error::system(format!("cannot read {}", directory.display()), error))?;
-    let sets = entries.flatten().filter_map(|entry| {
+    let entries = match fs::read_dir(directory) {
+        // Somebody has removed it under its owner.
+        Err(error) if error.kind() == Io::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|error| {
+            Error::system(format!("cannot read {}", directory.display()), error)
+        })?,
+    };
+    let directories = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir()));
+    let sets = directories.filter_map(|entry| {
         let name = entry.file_name();
         let number = name.to_str()?.strip_prefix(SET)?.parse().ok()?;
         Some((number, entry.path()))

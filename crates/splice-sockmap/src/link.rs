@@ -20,6 +20,7 @@ use splice_base::socket_option::{attach_filter, detach_filter, has_filter};
 use splice_bpf::types::redirection_pass;
 use splice_bpf::wait_for_programs;
 
+use crate::key::Cookie;
 use crate::loaded::{Loaded, Place};
 use crate::orphans;
 use crate::redirect::Redirect;
@@ -43,6 +44,7 @@ pub struct Link {
     loaded: Arc<Loaded>,
     place: Place,
     source: SocketKind,
+    cookie: Cookie,
     redirect: Redirect,
     /// What was counted, once it has left.
     left: Option<LinkCounters>,
@@ -133,13 +135,14 @@ impl Link {
     pub(crate) fn new(
         loaded: Arc<Loaded>,
         place: Place,
-        source: SocketKind,
+        source: (SocketKind, Cookie),
         redirect: Redirect,
     ) -> Self {
         Self {
             loaded,
             place,
-            source,
+            source: source.0,
+            cookie: source.1,
             redirect,
             left: None,
         }
@@ -198,6 +201,7 @@ impl Link {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if
+    /// - the socket is not the link's source: that would go on in full flow,
     /// - the target has not taken everything in time (`ETIMEDOUT`),
     /// - the source has passed bytes, or the target redirected ones, that nobody has read: they would be lost
     ///   (`EBUSY`); read them and try again,
@@ -259,6 +263,12 @@ impl Link {
 
     /// Makes sure that nothing comes while the source leaves.
     pub(crate) fn hold<'a>(&self, source: BorrowedFd<'a>) -> Result<Option<Still<'a>>> {
+        if Cookie::of(source)? != self.cookie {
+            return Err(Error::new(
+                ErrorKind::System,
+                "the socket is not the source of the link: pass the one that was linked",
+            ));
+        }
         // Its owner decides when it sends.
         if self.redirect.is_of_sent() {
             return Ok(None);

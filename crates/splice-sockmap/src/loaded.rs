@@ -103,7 +103,7 @@ impl Plan {
 
 impl Loaded {
     pub(crate) fn load(plan: Plan) -> Result<Self> {
-        Self::load_with(plan, None, None, None)
+        Self::load_or_explain(plan, None, None, None)
     }
 
     /// The same for a source that needs a program of its own, with the bounds of others that have the same targets.
@@ -112,12 +112,12 @@ impl Loaded {
         heartbeat: Option<&Heartbeat>,
         others: &Self,
     ) -> Result<Self> {
-        Self::load_with(plan, None, heartbeat, Some(&others.bounds))
+        Self::load_or_explain(plan, None, heartbeat, Some(&others.bounds))
     }
 
     /// The same, pinned for as long as the owner of a heartbeat lives.
     pub(crate) fn load_leased(plan: Plan, heartbeat: &Heartbeat) -> Result<Self> {
-        Self::load_with(plan, None, Some(heartbeat), None)
+        Self::load_or_explain(plan, None, Some(heartbeat), None)
     }
 
     /// The same with a map of the caller's for the sources. Nobody is in it yet: a member keeps the program that its map had
@@ -127,7 +127,21 @@ impl Loaded {
         sources: &SocketMap,
         heartbeat: Option<&Heartbeat>,
     ) -> Result<Self> {
-        Self::load_with(plan, Some(sources), heartbeat, None)
+        Self::load_or_explain(plan, Some(sources), heartbeat, None)
+    }
+
+    fn load_or_explain(
+        plan: Plan,
+        own_sources: Option<&SocketMap>,
+        heartbeat: Option<&Heartbeat>,
+        bounds: Option<&Bounds>,
+    ) -> Result<Self> {
+        let loaded = Self::load_with(plan, own_sources, heartbeat, bounds);
+        loaded.map_err(|error| match error.errno() {
+            // At any step.
+            Some(Errno::MFILE) => explained(&error),
+            _ => error,
+        })
     }
 
     fn load_with(

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_acceptconn;
 use rustix::net::{RecvFlags, recv};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::release::Release;
@@ -207,6 +208,9 @@ pub(crate) fn require_supported(
             ),
         )
     })?;
+    for socket in [source, target] {
+        require_no_listener(socket)?;
+    }
     plan.require_sound(to)?;
     if from == SocketKind::Tcp && redirect == Redirect::IngressToLocal {
         require_another(Cookie::of(source)?, Cookie::of(target)?)?;
@@ -218,6 +222,18 @@ pub(crate) fn require_supported(
     Ok((from, to))
 }
 
+/// A map takes a listener, which neither sends nor receives a message.
+fn require_no_listener(socket: BorrowedFd<'_>) -> Result<()> {
+    // VSOCK does not tell, and its listeners are refused by the maps.
+    if socket_acceptconn(socket) != Ok(true) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::UnsupportedSocket,
+        "a listening socket sends and receives no messages: link the sockets that it accepts",
+    ))
+}
+
 /// Adds a source, from whose queue nothing may be missing or left behind.
 pub(crate) fn add(
     loaded: Arc<Loaded>,
@@ -227,6 +243,7 @@ pub(crate) fn add(
     target: (BorrowedFd<'_>, SocketKind),
 ) -> Result<Link> {
     let received = !redirect.is_of_sent();
+    let cookie = Cookie::of(source.0)?;
     if received {
         require_empty(source.0)?;
     }
@@ -237,7 +254,7 @@ pub(crate) fn add(
         withdraw(loaded, place);
         return Err(error);
     }
-    Ok(Link::new(loaded, place, source.1, redirect))
+    Ok(Link::new(loaded, place, (source.1, cookie), redirect))
 }
 
 /// Undoes a link that is a moment old. What has come in that moment may be on its way through the target.

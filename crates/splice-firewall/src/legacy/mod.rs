@@ -146,11 +146,4 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::List(_, error) | Self::Table(_, _, error) => Some(error),
-            Self::Malformed(..) => None,
-        }
-    }
-}
+impl std::error::Error for Error {}

@@ -323,11 +323,19 @@ fn what_cannot_be_is_refused_in_one_sentence() {
             [&despite[..], &["/sys/kernel/pins"]].concat(),
             "is in no BPF file system",
         ),
+        (
+            [&despite[..], &["/proc/version/pins"]].concat(),
+            "/proc/version/pins: Not a directory",
+        ),
         (status.to_vec(), "no bypass has its pins in"),
     ] {
         let told = output(&mut command(&arguments));
         let text = String::from_utf8(told.stderr).expect("a text");
         assert_eq!(told.status.code(), Some(1), "{arguments:?}: {text}");
+        assert!(
+            text.matches("os error").count() <= 1,
+            "{arguments:?}: {text}"
+        );
         assert!(
             text.contains(words) && text.lines().count() == 1,
             "{arguments:?}: {text}"

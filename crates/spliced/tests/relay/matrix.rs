@@ -8,7 +8,7 @@ use netlab::{Need, Process, Scratch, available};
 use serde_json::Value;
 
 use crate::doctor::{NOBODY, for_anybody};
-use crate::relay::{command, output};
+use crate::relay::{BINARY, command, output};
 
 /// What all tables may take. They take two seconds on an idle machine.
 const MOST_TIME: Duration = Duration::from_secs(20);
@@ -114,6 +114,51 @@ fn without_the_rights_one_sentence_names_them() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains("CAP_BPF"), "{said}");
+}
+
+/// Whatever step finds none. libbpf takes a kernel for an older one where it has none for a trial.
+#[test]
+fn with_too_few_descriptors_one_sentence_names_the_limit() {
+    if !available(Need::Root) {
+        return;
+    }
+    // With less it cannot write diagnostics.
+    for limit in 6..56 {
+        let run = format!(
+            "ulimit -n {limit}; exec \"$0\" matrix --map sockmap --redirect send-to-egress"
+        );
+        let mut command = Process::command("sh");
+        command.args(["-c", &run, BINARY]).env_remove("SPLICED_LOG");
+        let output = output(&mut command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.code() == Some(0) {
+            assert!(said.is_empty(), "{limit}: {said}");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains("no: EACCES"), "{limit}: {text}");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(1), "{limit}: {said}");
+        assert_eq!(said.lines().count(), 1, "{limit}: {said}");
+        assert!(
+            said.contains("no file descriptors left; raise RLIMIT_NOFILE"),
+            "{limit}: {said}"
+        );
+    }
+}
+
+#[test]
+fn tables_that_cannot_be_printed_are_an_error_said_once() {
+    if !available(Need::Root) {
+        return;
+    }
+    let run = "exec \"$0\" matrix --map sockmap --redirect send-to-egress >/dev/full";
+    let mut command = Process::command("sh");
+    command.args(["-c", run, BINARY]).env_remove("SPLICED_LOG");
+    let output = output(&mut command);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("cannot print the tables"), "{said}");
+    assert_eq!(said.matches("os error").count(), 1, "{said}");
 }
 
 #[test]
