@@ -6,8 +6,8 @@ use super::Defect;
 
 /// A defect that no doctor should provoke.
 pub(super) struct Known {
-    name: &'static str,
-    what: &'static str,
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
     affected: Affected,
 }
 
@@ -64,8 +64,10 @@ pub(super) const BY_VERSION: [Known; 7] = [
 
 /// Where there is no loopback of VSOCK to try it on. It was tried on 6.1.192, 6.12.117, 6.18.15 and 7.2.13.
 pub(super) const SEQPACKET: Known = Known {
-    name: super::seqpacket::NAME,
-    what: super::seqpacket::WHAT,
+    name: "seqpacket",
+    what: "a VSOCK seqpacket whose peer has no more credit sends the beginning of a message, and send(2) fails with EAGAIN; \
+           the kernel tries again with what is redirected, and the peer gets a message that is too long; redirect to the \
+           egress of one only if its peer keeps reading",
     affected: Affected::Until((7, 2)),
 };
 

@@ -13,12 +13,6 @@ use crate::SocketKind;
 use crate::look::look_until;
 use crate::member::Pair;
 
-pub(super) const NAME: &str = "seqpacket";
-
-pub(super) const WHAT: &str = "a VSOCK seqpacket whose peer has no more credit sends the beginning of a message, and send(2) \
-    fails with EAGAIN; the kernel tries again with what is redirected, and the peer gets a message that is too long; redirect \
-    to the egress of one only if its peer keeps reading";
-
 /// Less than the credit of a peer, 256 KiB (`VIRTIO_VSOCK_DEFAULT_BUF_SIZE`), and no part of it, so that it ends within a message.
 const MESSAGE_BYTES: usize = 100 << 10;
 
@@ -31,7 +25,7 @@ const MOST_MESSAGES: usize = 64;
 pub(super) fn sends_twice() -> Defect {
     let tried = Pair::of(SocketKind::VsockSeqpacket).and_then(|pair| second_message(&pair));
     let (present, reason) = match tried {
-        Ok(bytes) if bytes > MESSAGE_BYTES => (Some(true), WHAT.into()),
+        Ok(bytes) if bytes > MESSAGE_BYTES => (Some(true), SEQPACKET.what.into()),
         Ok(_) => (
             Some(false),
             "a VSOCK seqpacket whose peer has no more credit sends nothing of a message for which send(2) fails with EAGAIN"
@@ -44,7 +38,7 @@ pub(super) fn sends_twice() -> Defect {
         }
     };
     Defect {
-        name: NAME,
+        name: SEQPACKET.name,
         present,
         reason,
     }
