@@ -1,5 +1,6 @@
 //! One redirect, for many sources.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_acceptconn;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, getpeername, getsockname, recv};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::release::Release;
 use splice_base::socket_option::progress;
@@ -208,9 +209,10 @@ pub(crate) fn require_supported(
             ),
         )
     })?;
-    for socket in [source, target] {
-        require_no_listener(socket)?;
+    for (socket, kind) in [(source, from), (target, to)] {
+        require_ready(socket, kind)?;
     }
+    require_peer(target, to)?;
     plan.require_sound(to)?;
     if from == SocketKind::Tcp && redirect == Redirect::IngressToLocal {
         require_another(Cookie::of(source)?, Cookie::of(target)?)?;
@@ -222,15 +224,34 @@ pub(crate) fn require_supported(
     Ok((from, to))
 }
 
-/// A map takes a listener, which neither sends nor receives a message.
-fn require_no_listener(socket: BorrowedFd<'_>) -> Result<()> {
+/// A map takes a listener, which neither sends nor receives a message, and on some kernels a UDP socket without a port.
+fn require_ready(socket: BorrowedFd<'_>, kind: SocketKind) -> Result<()> {
+    let unsupported = |why| Err(Error::new(ErrorKind::UnsupportedSocket, why));
     // VSOCK does not tell, and its listeners are refused by the maps.
-    if socket_acceptconn(socket) != Ok(true) {
+    if socket_acceptconn(socket) == Ok(true) {
+        return unsupported(
+            "a listening socket sends and receives no messages: link the sockets that it accepts",
+        );
+    }
+    let address = || SocketAddr::try_from(getsockname(socket)?);
+    if kind == SocketKind::Udp && address().is_ok_and(|address| address.port() == 0) {
+        return unsupported("a UDP socket that is not bound receives nothing: bind it first");
+    }
+    Ok(())
+}
+
+/// The kernel redirects to connected sockets only, to their readers, too (`sock_map_redirect_allowed`): a link would pass every
+/// message.
+fn require_peer(target: BorrowedFd<'_>, kind: SocketKind) -> Result<()> {
+    if matches!(getpeername(target), Ok(Some(_))) {
         return Ok(());
     }
     Err(Error::new(
         ErrorKind::UnsupportedSocket,
-        "a listening socket sends and receives no messages: link the sockets that it accepts",
+        format!(
+            "the {kind} target has no peer, and the kernel redirects to connected sockets only \
+             (sock_map_redirect_allowed): connect it first"
+        ),
     ))
 }
 

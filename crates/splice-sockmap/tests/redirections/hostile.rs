@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::time::Duration;
 
 use netlab::{BpfFileSystem, Need, Scratch, available, until};
@@ -150,6 +150,45 @@ fn what_cannot_be_linked_is_refused_and_takes_no_room() {
             assert_eq!(take(&source.member), b"before", "{redirect}");
             let link = redirections.link(&source.member, &target.member);
             link.unwrap_or_else(|error| panic!("{redirect}: {error}"));
+        }
+    }
+}
+
+/// The kernel redirects nothing to it, so a link would pass every message.
+#[test]
+fn a_target_without_a_peer_is_refused() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("hostile").expect("a directory");
+    let unconnected = |kind| -> OwnedFd {
+        match kind {
+            SocketKind::Udp => UdpSocket::bind("127.0.0.1:0").expect("bound").into(),
+            _ => {
+                let name = format!("{}", scratch.path().join("target").display());
+                let _ = fs::remove_file(&name);
+                UnixDatagram::bind(name).expect("bound").into()
+            }
+        }
+    };
+    for source_kind in [SocketKind::Tcp, SocketKind::Udp, SocketKind::UnixStream] {
+        for kind in [SocketKind::Udp, SocketKind::UnixDatagram] {
+            let what = format!("{source_kind} to {kind}");
+            let source = Pair::of(source_kind);
+            let target = unconnected(kind);
+            for redirect in [Redirect::IngressToEgress, Redirect::IngressToLocal] {
+                let loaded = Redirections::new(redirect, MapType::Hash, 2).expect("loaded");
+                let refused = loaded
+                    .link(&source.member, &target)
+                    .expect_err("nothing is redirected to it");
+                assert_eq!(refused.kind(), ErrorKind::UnsupportedSocket, "{what}");
+                assert!(
+                    refused.to_string().contains("has no peer"),
+                    "{what}: {refused}"
+                );
+                put(&source.peer, b"to its own reader");
+                assert_eq!(take(&source.member), b"to its own reader", "{what}");
+            }
         }
     }
 }
