@@ -55,7 +55,7 @@ pub struct Link(pub(crate) libbpf_rs::Link);
 /// Opens, adjusts and loads an object.
 ///
 /// # Errors
-/// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused) with libbpf's last output as the
+/// [`ErrorKind::BpfRefused`] with libbpf's last output as the
 /// log.
 pub fn load(
     name: &'static str,
