@@ -187,10 +187,7 @@ impl Connection {
             options.segment_after = None;
         }
         Counts::add(&self.service.counts.joined);
-        record.connected_to(
-            address,
-            attempt.place.map(|place| (place.lease, place.seat)),
-        );
+        record.connected_to(attempt.place.map(|place| (place.lease, place.seat)));
         let session = record.session();
         let pair = observed_pair_task(
             Endpoint::prepared(client, self.client_kind),
@@ -202,6 +199,7 @@ impl Connection {
         match pair {
             Ok((pair, observer)) => {
                 let mut facts = session.facts();
+                facts.target = Some(address);
                 facts.pair = Some(observer);
                 facts.never_spliced = never_spliced;
                 drop(facts);

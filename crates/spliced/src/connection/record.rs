@@ -114,7 +114,10 @@ impl Record {
     }
 
     pub(super) fn named(&mut self, server_name: Option<&str>) {
-        self.session.facts().server_name = server_name.map(Into::into);
+        // Most have none.
+        if server_name.is_some() {
+            self.session.facts().server_name = server_name.map(Into::into);
+        }
     }
 
     pub(super) fn server_name(&self) -> Option<Arc<str>> {
@@ -151,9 +154,8 @@ impl Record {
         self.has_answer
     }
 
-    pub(super) fn connected_to(&mut self, target: SocketAddress, place: Option<(Lease, Seat)>) {
+    pub(super) fn connected_to(&mut self, place: Option<(Lease, Seat)>) {
         self.connected_at = Instant::now();
-        self.session.facts().target = Some(target);
         self.place = place.map(|(lease, seat)| {
             seat.join();
             (lease, seat)
