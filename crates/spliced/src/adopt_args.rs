@@ -20,12 +20,13 @@ pub(crate) struct AdoptArgs {
     #[arg(long, value_name = "PID", required_unless_present = "keeper")]
     pub(crate) pid: Vec<u32>,
 
-    /// The number of the descriptor in its process, twice.
-    #[arg(long, value_name = "FD", required_unless_present = "keeper")]
+    /// The number of the descriptor in its process, twice. Without it the sockets of the process are listed, with the reason
+    /// why one cannot be adopted, and pairs that look like the two sides of one relayed connection.
+    #[arg(long, value_name = "FD")]
     pub(crate) fd: Vec<u32>,
 
-    /// Print the report as JSON, one line a second: seconds, state (settling, adopted, giving-back or over) and directions,
-    /// each with from_pid, from_fd, to_pid, to_fd and bytes.
+    /// Print the list as JSON, or the report, one line a second: seconds, state (settling, adopted, giving-back or over),
+    /// stood_still_seconds and directions, each with from_pid, from_fd, to_pid, to_fd, bytes, bytes_per_second and reason.
     #[arg(long)]
     pub(crate) json: bool,
 

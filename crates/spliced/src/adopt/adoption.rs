@@ -121,6 +121,25 @@ impl Adoption {
         [0, 1].map(|at| self.onward[at].as_ref().map_or(0, Flow::moved_bytes))
     }
 
+    /// For each direction, why nothing would move there now.
+    pub(super) fn obstacles(&self) -> [String; 2] {
+        [0, 1].map(|at| {
+            let (from, to) = (&self.held.sides[at], &self.held.sides[1 - at]);
+            let is_left = rustix::io::ioctl_fionread(&from.side.real).is_ok_and(|bytes| bytes > 0)
+                || from.onward.held_bytes() > 0;
+            match (self.state, &self.onward[at]) {
+                (State::GivingBack | State::Over, _) => "the sockets are given back".into(),
+                (_, None) => {
+                    let left = self.owed_bytes[1 - at]
+                        .saturating_sub(self.from_owners[1 - at].moved_bytes());
+                    format!("{left} bytes that the owner had read come first")
+                }
+                (_, Some(_)) if is_left => format!("the peer of {} does not read", to.side.number),
+                (_, Some(_)) => format!("the peer of {} sends nothing", from.side.number),
+            }
+        })
+    }
+
     /// Begins to move bytes where the owner has written what it had read.
     ///
     /// # Errors

@@ -123,7 +123,8 @@ impl Held {
             side.refuse_changed()?;
             // It may have made another descriptor since it was looked at.
             side.owner
-                .refuse_shared(side.number, side.inode()?, &among)?;
+                .refuse_shared(side.number, &side.places_in(&among)?)?;
+            side.refuse_urgent()?;
         }
         let owed_bytes = owed([&self.sides[0].side, &self.sides[1].side])?;
         stood_still(&frozen)?;

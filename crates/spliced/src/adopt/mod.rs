@@ -6,6 +6,7 @@ mod flow;
 mod frozen;
 mod held;
 mod keeper;
+mod list;
 mod owner;
 mod pipe;
 mod side;
@@ -57,6 +58,10 @@ const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) fn run(args: &AdoptArgs, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     if args.keeper {
         return keeper::keep(signals, diagnostics);
+    }
+    if args.fd.is_empty() {
+        signals.leave_to_default()?;
+        return list::print(args).map(|()| Ended::Well);
     }
     let [first, second] = named(args)?;
     let (sender, events) = mpsc::channel();
@@ -229,12 +234,16 @@ struct Report {
     is_json: bool,
     named: [(u32, u32); 2],
     since: Instant,
+    /// When the last line was written, and how many bytes had moved then.
+    before: (Instant, [u64; 2]),
 }
 
 #[derive(Serialize)]
 struct Line {
     seconds: f64,
     state: &'static str,
+    /// In the beginning.
+    stood_still_seconds: f64,
     directions: [Direction; 2],
 }
 
@@ -245,6 +254,10 @@ struct Direction {
     to_pid: u32,
     to_fd: u32,
     bytes: u64,
+    /// Since the last line.
+    bytes_per_second: f64,
+    /// Why nothing has moved since the last line.
+    reason: Option<String>,
 }
 
 impl Report {
@@ -252,54 +265,88 @@ impl Report {
         let file =
             LogFile::standard_stream(&std::io::stdout()).context("cannot write the report")?;
         let lines = LogQueue::start("report", file, Silent).context("cannot start a thread")?;
+        let now = Instant::now();
         Ok(Self {
             lines,
             is_json,
             named,
-            since: Instant::now(),
+            since: now,
+            before: (now, [0; 2]),
         })
     }
 
     fn write(&mut self, adoption: &Adoption) {
+        let now = Instant::now();
         let moved = adoption.moved_bytes();
-        let [(one, first), (other, second)] = self.named;
-        let seconds = (self.since.elapsed().as_millis() as f64) / 1000.0;
-        let state = match adoption.state {
-            State::Settling => "settling",
-            State::Adopted => "adopted",
-            State::GivingBack => "giving-back",
-            State::Over => "over",
+        let (before, moved_before) = std::mem::replace(&mut self.before, (now, moved));
+        let elapsed_s = (now - before).as_secs_f64().max(1e-3);
+        let mut obstacles = adoption.obstacles().into_iter();
+        let [one, other] = self.named;
+        let ways = [(one, other), (other, one)];
+        let directions = [0, 1].map(|at| {
+            let bytes = moved[at] - moved_before[at];
+            let (from, to) = ways[at];
+            Direction {
+                from_pid: from.0,
+                from_fd: from.1,
+                to_pid: to.0,
+                to_fd: to.1,
+                bytes: moved[at],
+                bytes_per_second: (bytes as f64 / elapsed_s).round(),
+                reason: obstacles.next().filter(|_| bytes == 0),
+            }
+        });
+        let line = Line {
+            seconds: (self.since.elapsed().as_millis() as f64) / 1000.0,
+            state: match adoption.state {
+                State::Settling => "settling",
+                State::Adopted => "adopted",
+                State::GivingBack => "giving-back",
+                State::Over => "over",
+            },
+            stood_still_seconds: adoption.stood_still.as_secs_f64(),
+            directions,
         };
-        let text = if self.is_json {
-            let line = Line {
-                seconds,
-                state,
-                directions: [
-                    (self.named, moved[0]),
-                    ([self.named[1], self.named[0]], moved[1]),
-                ]
-                .map(|([from, to], bytes)| Direction {
-                    from_pid: from.0,
-                    from_fd: from.1,
-                    to_pid: to.0,
-                    to_fd: to.1,
-                    bytes,
-                }),
-            };
+        let text = match self.is_json {
             // It has no map whose keys could not be written.
-            serde_json::to_string(&line).unwrap_or_default()
-        } else {
-            let [forth, back] = moved;
-            format!(
-                "{seconds:9.3} s  {state:<11}  {one}:{first} to {other}:{second}: {forth} bytes  {other}:{second} to \
-                 {one}:{first}: {back} bytes"
-            )
+            true => serde_json::to_string(&line).unwrap_or_default(),
+            false => line.in_words(),
         };
         self.lines.push(format!("{text}\n").into_bytes());
     }
 
     fn finish(self) {
         let _ = self.lines.finish(REPORT_PATIENCE);
+    }
+}
+
+impl Line {
+    fn in_words(&self) -> String {
+        let directions = self.directions.each_ref().map(Direction::in_words);
+        format!(
+            "{:9.3} s  {:<11}  {}",
+            self.seconds,
+            self.state,
+            directions.join("  ")
+        )
+    }
+}
+
+impl Direction {
+    fn in_words(&self) -> String {
+        let Self {
+            from_pid,
+            from_fd,
+            to_pid,
+            to_fd,
+            bytes,
+            ..
+        } = self;
+        let now = match &self.reason {
+            None => format!("{} bytes/s", self.bytes_per_second),
+            Some(reason) => reason.clone(),
+        };
+        format!("{from_pid}:{from_fd} to {to_pid}:{to_fd}: {bytes} bytes ({now})")
     }
 }
 

@@ -1,5 +1,6 @@
 //! A process that owns a socket, as `/proc` shows it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
@@ -124,24 +125,16 @@ impl Owner {
     /// Refuses a socket that has a second descriptor, here or in another process: its owner might go on reading there.
     ///
     /// # Errors
-    /// Where the socket is open, too, or that this cannot be found out.
-    pub(super) fn refuse_shared(self, number: u32, inode: u64, among: &[Self]) -> Result<()> {
-        let places = places(inode, among).with_context(|| {
-            format!(
-                "whether others have the socket {number} of {}, too, cannot be found out; raise the limits",
-                self.name()
-            )
-        })?;
-        for (other, open_as) in places {
-            if (other, open_as) != (self, number) {
-                bail!(
-                    "the socket {number} of {} is open as {open_as} of {}, too; close that descriptor first",
-                    self.name(),
-                    other.name()
-                );
-            }
+    /// Where the socket is open, too.
+    pub(super) fn refuse_shared(self, number: u32, places: &[(Self, u32)]) -> Result<()> {
+        match places.iter().find(|place| **place != (self, number)) {
+            None => Ok(()),
+            Some((other, open_as)) => bail!(
+                "the socket {number} of {} is open as {open_as} of {}, too; close that descriptor first",
+                self.name(),
+                other.name()
+            ),
         }
-        Ok(())
     }
 
     /// The epoll instances of the process that watch a socket.
@@ -178,6 +171,19 @@ impl Owner {
             }
         }
         Ok(found)
+    }
+
+    /// The numbers of its sockets, each with its inode.
+    ///
+    /// # Errors
+    /// If they cannot be looked at.
+    pub(super) fn sockets(self) -> io::Result<Vec<(u32, u64)>> {
+        let links = self.links()?.into_iter();
+        let mut sockets: Vec<_> = links
+            .filter_map(|(number, link)| Some((number, socket_inode(&link)?)))
+            .collect();
+        sockets.sort_unstable();
+        Ok(sockets)
     }
 
     /// The numbers of its threads.
@@ -245,15 +251,25 @@ pub(super) fn processes() -> Result<Vec<Owner>> {
 /// # Errors
 /// If a process cannot be looked at for another reason than that it has ended.
 pub(super) fn places(inode: u64, among: &[Owner]) -> Result<Vec<(Owner, u32)>> {
-    let mut places = Vec::new();
+    Ok(all_places(among)?.remove(&inode).unwrap_or_default())
+}
+
+/// All sockets that are open in processes, as far as this user may look.
+///
+/// # Errors
+/// As [`places`].
+pub(super) fn all_places(among: &[Owner]) -> Result<BTreeMap<u64, Vec<(Owner, u32)>>> {
+    let mut all: BTreeMap<u64, Vec<_>> = BTreeMap::new();
     for process in among {
         let links = if_visible(process.links())
             .with_context(|| format!("cannot look at {}", process.name()))?;
-        let is_it = |(_, link): &(u32, String)| socket_inode(link) == Some(inode);
-        let numbers = links.into_iter().filter(is_it);
-        places.extend(numbers.map(|(number, _)| (*process, number)));
+        for (number, link) in links {
+            if let Some(inode) = socket_inode(&link) {
+                all.entry(inode).or_default().push((*process, number));
+            }
+        }
     }
-    Ok(places)
+    Ok(all)
 }
 
 /// The entries of a directory whose names are numbers.

@@ -7,6 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{
     AddressFamily, Shutdown, SocketType, connect_unspec, ipproto, shutdown, sockopt,
@@ -14,7 +15,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use splice_base::socket_option::{self, Progress};
 
-use super::owner::{Owner, processes};
+use super::owner::{Owner, places, processes};
 use super::stand_in::{addresses, inode};
 
 /// A socket that is open as `number` of `owner`.
@@ -45,16 +46,35 @@ impl Side {
     pub(super) fn take(pid: u32, number: u32) -> Result<Self> {
         let owner = Owner(pid);
         owner.refuse_unfit()?;
+        let side = Self::of_fit(owner, number)?;
+        let places = side.places_in(&processes()?)?;
+        owner.refuse_shared(number, &places)?;
+        Ok(side)
+    }
+
+    /// The same for an owner that is fit, and without a look at other processes.
+    ///
+    /// # Errors
+    /// In words, why it cannot be adopted.
+    pub(super) fn of_fit(owner: Owner, number: u32) -> Result<Self> {
         let what = format!("the descriptor {number} of {}", owner.name());
         let no_tcp = || {
             anyhow!(
                 "{what} is no TCP socket, and only TCP counts what its owner has read and written"
             )
         };
-        let real = splice_sockmap::of_process(pid, number).map_err(|error| match error.kind() {
-            splice::ErrorKind::UnsupportedSocket => no_tcp(),
-            _ => error.into(),
-        })?;
+        let real =
+            splice_sockmap::of_process(owner.0, number).map_err(|error| match error.kind() {
+                splice::ErrorKind::UnsupportedSocket
+                    if error.to_string().contains("multipath TCP") =>
+                {
+                    anyhow!(
+                        "{what} is a Multipath TCP socket, whose bytes go over several connections"
+                    )
+                }
+                splice::ErrorKind::UnsupportedSocket => no_tcp(),
+                _ => error.into(),
+            })?;
         let is_tcp = sockopt::socket_type(&real)? == SocketType::STREAM
             && matches!(
                 sockopt::socket_domain(&real)?,
@@ -85,7 +105,7 @@ impl Side {
             real,
         };
         side.progress()?;
-        owner.refuse_shared(number, side.inode()?, &processes()?)?;
+        side.refuse_urgent()?;
         Ok(side)
     }
 
@@ -133,6 +153,39 @@ impl Side {
     pub(super) fn refuse_changed(&self) -> Result<()> {
         if self.owner.inode(self.number) != Some(self.inode()?) {
             bail!("{} has just closed {}", self.owner.name(), self.number);
+        }
+        Ok(())
+    }
+
+    /// Where the socket is open.
+    ///
+    /// # Errors
+    /// If that cannot be found out.
+    pub(super) fn places_in(&self, among: &[Owner]) -> Result<Vec<(Owner, u32)>> {
+        places(self.inode()?, among).with_context(|| {
+            format!(
+                "whether others have the socket {} of {}, too, cannot be found out; raise the limits",
+                self.number,
+                self.owner.name()
+            )
+        })
+    }
+
+    /// Refuses a socket with an urgent byte that its owner has not read.
+    ///
+    /// # Errors
+    /// If there is one.
+    pub(super) fn refuse_urgent(&self) -> Result<()> {
+        let mut fds = [PollFd::new(&self.real, PollFlags::PRI)];
+        if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+            && fds[0].revents().contains(PollFlags::PRI)
+        {
+            bail!(
+                "the socket {} of {} has an urgent byte that was not read, which splice(2) does not pass; try again when it \
+                 was read",
+                self.number,
+                self.owner.name()
+            );
         }
         Ok(())
     }

@@ -88,6 +88,11 @@ impl Peer {
         Ok(())
     }
 
+    pub(crate) fn send_urgent(&self, byte: u8) {
+        let sent = send(&self.stream, &[byte], SendFlags::OOB | SendFlags::NOSIGNAL);
+        assert_eq!(sent, Ok(1));
+    }
+
     /// Sends as much as fits without blocking. Returns the number of bytes.
     pub(crate) fn send_what_fits(&self, payload: Payload, position: u64) -> u64 {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

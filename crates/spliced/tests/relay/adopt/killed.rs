@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Owner, in_full_flow};
+use super::flow::in_full_flow;
+use super::owner::Owner;
 use crate::patience::{until, until_found};
 use crate::relay::Relay;
 

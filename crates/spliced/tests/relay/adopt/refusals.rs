@@ -12,9 +12,10 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::io::Errno;
 use rustix::process::Signal;
+use socket2::{Domain, Protocol, Socket, Type};
 use splice_sockmap::SockMap;
 
-use super::{IS_LATE, Owner, adopt_by, adopting, both_ways};
+use super::owner::{IS_LATE, Owner, adopt_by, adopting, both_ways};
 use crate::doctor::{NOBODY, for_anybody};
 use crate::forbidden_call::{ForbiddenCall, GETDENTS64, READLINK};
 use crate::patience::{until, until_found};
@@ -98,6 +99,13 @@ fn other_sockets() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let udp = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let (unix, _other) = UnixStream::pair().expect("a pair");
+    let multipath = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP));
+    if let Ok(multipath) = &multipath {
+        let number = multipath.as_raw_fd().to_string();
+        let mut adopt = command(&["adopt", "--pid", &us, "--fd", &number, "--fd", "9999"]);
+        let why = "is a Multipath TCP socket, whose bytes go over several connections";
+        says(&failure(&mut adopt, REFUSED), &[why]);
+    }
     for (number, why) in [
         (listener.as_raw_fd(), "is a listening socket"),
         (udp.as_raw_fd(), "is no TCP socket"),
@@ -308,6 +316,23 @@ fn a_connection_that_is_ending() {
     owner.server.end_stream();
     owner.client.expect_end();
     says(&of_numbers(&owner, numbers), &["is ending or has ended"]);
+}
+
+/// splice(2) does not pass it.
+#[test]
+fn an_urgent_byte_that_was_not_read() {
+    let Some(owner) = Owner::nginx() else {
+        return;
+    };
+    owner.expect_both_ways();
+    owner.client.send_urgent(b'!');
+    says(
+        &of_numbers(&owner, owner.numbers()),
+        &[
+            "has an urgent byte that was not read, which splice(2) does not pass; try again when it was read",
+        ],
+    );
+    assert!(owner.has_its_sockets());
 }
 
 /// nginx that announces its client to the server has written what it has not read.
