@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Catches the TCP connections of a control group when they become ESTABLISHED: puts each into a map and tells
- * user space of it.
+ * Catches the TCP connections of a control group when they become ESTABLISHED, those that a filter names: puts each
+ * into a map and tells user space of it.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -12,6 +12,8 @@
 
 #define AF_INET 2
 #define AF_INET6 10
+
+const volatile struct catcher_filter filter SEC(".rodata.filter");
 
 /* Connections that user space has not taken yet. */
 struct {
@@ -41,6 +43,27 @@ static __always_inline void miss(void)
 
 	if (count)
 		__sync_fetch_and_add(count, 1);
+}
+
+/* Whether an address is the one that the filter names. */
+static __always_inline int is_named(const __u8 *address, int is_ipv6, const volatile __u32 *named)
+{
+	const __u32 *word = (const __u32 *)address;
+
+	if (!is_ipv6)
+		return !named[0] && !named[1] && named[2] == bpf_htonl(0xffff) && named[3] == word[0];
+	return named[0] == word[0] && named[1] == word[1] && named[2] == word[2] && named[3] == word[3];
+}
+
+static __always_inline int passes(const struct caught_connection *connection)
+{
+	if (filter.local_port && filter.local_port != connection->local_port)
+		return 0;
+	if (filter.remote_port && filter.remote_port != connection->remote_port)
+		return 0;
+	if (filter.has_local && !is_named(connection->local, connection->is_ipv6, filter.local))
+		return 0;
+	return !filter.has_remote || is_named(connection->remote, connection->is_ipv6, filter.remote);
 }
 
 SEC("sockops")
@@ -73,6 +96,8 @@ int catch(struct bpf_sock_ops *skops)
 		word = (__u32 *)connection.remote;
 		word[0] = skops->remote_ip4;
 	}
+	if (!passes(&connection))
+		return 1;
 	if (bpf_sock_hash_update(skops, &caught, &connection.cookie, BPF_NOEXIST)) {
 		miss();
 		return 1;

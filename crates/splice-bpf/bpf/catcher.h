@@ -14,6 +14,16 @@ struct caught_connection {
 	__u32 is_active;	/* connect(2) made it, and not accept(2) */
 };
 
+/* Which connections are caught. What is 0 does not matter. */
+struct catcher_filter {
+	__u32 local[4];		/* in network byte order; an IPv4 address is mapped (RFC 4291) */
+	__u32 remote[4];
+	__u32 local_port;
+	__u32 remote_port;
+	__u32 has_local;
+	__u32 has_remote;
+};
+
 /* The question to admit, and its answer. */
 struct admission {
 	__u64 source;		/* in: cookies */

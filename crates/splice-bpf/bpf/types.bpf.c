@@ -40,6 +40,7 @@ struct bypass_end bypass_end VALUE;
 struct bypass_pair bypass_pair VALUE;
 struct bypass_question bypass_question VALUE;
 struct caught_connection caught_connection VALUE;
+struct catcher_filter catcher_filter VALUE;
 struct redirection redirection VALUE;
 struct redirections_setting redirections_setting VALUE;
 struct redirections_look redirections_look VALUE;

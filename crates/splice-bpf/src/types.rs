@@ -388,6 +388,23 @@ const _: () = assert!(size_of::<CaughtConnection>() == 56);
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for CaughtConnection {}
 
+/// `struct catcher_filter`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CatcherFilter {
+    pub local: [u32; 4],
+    pub remote: [u32; 4],
+    pub local_port: u32,
+    pub remote_port: u32,
+    pub has_local: u32,
+    pub has_remote: u32,
+}
+
+const _: () = assert!(size_of::<CatcherFilter>() == 48);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for CatcherFilter {}
+
 /// `struct redirection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use splice_base::error::Result;
-use splice_bpf::types::CaughtConnection;
+use splice_bpf::types::{CatcherFilter, CaughtConnection};
 use splice_bpf::{Link as Attached, Map, Program, RingBuffer, SocketMap, load, objects};
 
 use crate::key::Cookie;
@@ -15,6 +15,9 @@ use crate::map::explained;
 use crate::redirect::Redirect;
 use crate::redirections::{Redirections, require_another};
 use crate::socket_kind::SocketKind;
+
+/// Where the program has its filter.
+const FILTER_SECTION: &str = ".rodata.filter";
 
 /// Catches every TCP connection that a process of a control group makes or accepts, by a sock_ops program. What was
 /// established before is not caught.
@@ -47,6 +50,20 @@ pub struct Caught {
     pub is_active: bool,
 }
 
+/// Which connections are caught: those that agree with all that is given. An IPv4 address also names IPv4 connections of
+/// IPv6 sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Filter {
+    /// The socket's own address.
+    pub local_ip: Option<IpAddr>,
+    /// The socket's own port: that on which a server listens, if the process has accepted the connection.
+    pub local_port: Option<u16>,
+    /// Its peer's address.
+    pub remote_ip: Option<IpAddr>,
+    /// Its peer's port.
+    pub remote_port: Option<u16>,
+}
+
 impl Catcher {
     /// Attaches to a control group of version 2, given by its directory, with room for as many open connections.
     ///
@@ -54,7 +71,16 @@ impl Catcher {
     /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) without the rights, which are `CAP_BPF` and
     /// `CAP_NET_ADMIN`, or if it is no control group of version 2.
     pub fn attach(cgroup: impl AsFd, connections: u32) -> Result<Self> {
+        Self::attach_filtered(cgroup, connections, &Filter::default())
+    }
+
+    /// The same for connections that pass a filter. Others take no room.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_filtered(cgroup: impl AsFd, connections: u32, filter: &Filter) -> Result<Self> {
         let object = load("catcher", objects::CATCHER, |opened| {
+            opened.set_constant(FILTER_SECTION, &CatcherFilter::from(filter))?;
             opened.resize("caught", connections)?;
             opened.resize("news", connections)
         })
@@ -132,6 +158,30 @@ impl Catcher {
 impl AsFd for Catcher {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.calls.as_fd()
+    }
+}
+
+impl From<&Filter> for CatcherFilter {
+    fn from(filter: &Filter) -> Self {
+        let words = |ip: Option<IpAddr>| {
+            let ip = match ip {
+                None => Ipv6Addr::UNSPECIFIED,
+                Some(IpAddr::V4(ip)) => ip.to_ipv6_mapped(),
+                Some(IpAddr::V6(ip)) => ip,
+            };
+            let bytes = ip.octets();
+            [0, 4, 8, 12].map(|at| {
+                u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+            })
+        };
+        Self {
+            local: words(filter.local_ip),
+            remote: words(filter.remote_ip),
+            local_port: filter.local_port.map_or(0, u32::from),
+            remote_port: filter.remote_port.map_or(0, u32::from),
+            has_local: filter.local_ip.is_some().into(),
+            has_remote: filter.remote_ip.is_some().into(),
+        }
     }
 }
 

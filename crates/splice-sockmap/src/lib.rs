@@ -66,7 +66,7 @@ mod taken;
 mod time_line;
 
 pub use attachment::Attachment;
-pub use catcher::{Catcher, Caught};
+pub use catcher::{Catcher, Caught, Filter};
 pub use defect::{Defect, defects, has_fionread_defect};
 pub use key::{Cookie, FourTuple, Key};
 pub use lease::Lease;

@@ -1,6 +1,6 @@
 //! Ways in: connections that a control group's program catches.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,7 +8,9 @@ use std::thread;
 use netlab::{ControlGroup, Need, available, until, until_found};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
-use splice_sockmap::{Catcher, Caught, Cookie, MapType, Redirect, Redirections, SocketKind};
+use splice_sockmap::{
+    Catcher, Caught, Cookie, Filter, MapType, Redirect, Redirections, SocketKind,
+};
 
 use crate::conversation::{Pair, is_empty, messages, put, take};
 
@@ -216,4 +218,99 @@ fn what_has_no_room_is_counted() {
     let _pairs = group.enter(|| Pair::of(SocketKind::Tcp)).expect("entered");
     until("one end is missed", || catcher.missed() == 1);
     assert!(catcher.next().is_some() && catcher.next().is_none());
+}
+
+/// Connections to two servers, of which one has IPv6 sockets for IPv4 connections.
+#[test]
+fn only_what_passes_the_filter_is_caught() {
+    if !available(Need::Root) {
+        return;
+    }
+    let group = ControlGroup::new("catcher").expect("a control group");
+    // An accepted socket belongs to its listener's group.
+    let listen = || {
+        let four = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
+        let six = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).expect("a listener");
+        (four, six)
+    };
+    let (four, six) = group.enter(listen).expect("entered");
+    let [four_port, six_port] =
+        [&four, &six].map(|listener| listener.local_addr().expect("an address").port());
+    let v4 = IpAddr::from(Ipv4Addr::LOCALHOST);
+    let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
+    let all = Filter::default();
+    // Each connection has an accepted end, whose local port is the server's, and a connected one.
+    for (filter, ends) in [
+        (all, 6),
+        (
+            Filter {
+                local_port: Some(four_port),
+                ..all
+            },
+            1,
+        ),
+        (
+            Filter {
+                remote_port: Some(six_port),
+                ..all
+            },
+            2,
+        ),
+        (
+            Filter {
+                local_ip: Some(v4),
+                ..all
+            },
+            4,
+        ),
+        (
+            Filter {
+                remote_ip: Some(v6),
+                ..all
+            },
+            2,
+        ),
+        (
+            Filter {
+                local_ip: Some(v4),
+                local_port: Some(six_port),
+                ..all
+            },
+            1,
+        ),
+        (
+            Filter {
+                local_ip: Some(v6),
+                remote_ip: Some(v4),
+                ..all
+            },
+            0,
+        ),
+        (
+            Filter {
+                remote_ip: Some(Ipv4Addr::new(127, 0, 0, 2).into()),
+                ..all
+            },
+            0,
+        ),
+    ] {
+        let catcher = Catcher::attach_filtered(&group, 64, &filter).expect("attached");
+        let connect = |address: (IpAddr, u16), listener: &TcpListener| {
+            let near = TcpStream::connect(address).expect("connected");
+            let (far, _) = listener.accept().expect("accepted");
+            (near, far)
+        };
+        let _connections = group
+            .enter(|| {
+                [
+                    connect((v4, four_port), &four),
+                    connect((v4, six_port), &six),
+                    connect((v6, six_port), &six),
+                ]
+            })
+            .expect("entered");
+        // The program has run when connect(2) and accept(2) have returned.
+        let caught = std::iter::from_fn(|| catcher.next()).count();
+        assert_eq!(caught, ends, "{filter:?}");
+    }
 }

@@ -18,7 +18,7 @@ use splice_sockmap::{
 
 use crate::conversation::{Pair, put, take};
 
-fn channel() -> (OwnedFd, OwnedFd) {
+pub(crate) fn channel() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair")
 }

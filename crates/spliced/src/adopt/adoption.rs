@@ -178,6 +178,7 @@ impl Adoption {
         }
         if self.onward.iter().all(Option::is_some) && self.state == State::Settling {
             self.state = State::Adopted;
+            tracing::info!("the owner has written what it had read, and spliced moves everything");
         }
         Ok(())
     }

@@ -27,6 +27,7 @@ fn adopt_in_full_flow(owner: &Owner, times: usize) {
             wait_further();
             let mut adopt = owner.adopt();
             assert!(!owner.has_its_sockets());
+            adopt.wait_logged("spliced moves everything");
             wait_further();
             adopt.terminate();
             let line = adopt.wait_logged("given back because of a signal");
@@ -61,6 +62,53 @@ fn haproxy_in_full_flow_loses_no_byte() {
         adopt_in_full_flow(&owner, 5);
         owner.client.end_stream();
         owner.server.expect_end();
+    }
+}
+
+#[test]
+fn a_python_relay_in_full_flow_loses_no_byte() {
+    if let Some(owner) = Owner::python() {
+        adopt_in_full_flow(&owner, 5);
+        owner.client.end_stream();
+        owner.server.expect_end();
+    }
+}
+
+#[test]
+#[ignore = "soak: 20 adoptions of each owner"]
+fn owners_in_full_flow_are_adopted_twenty_times() {
+    let owners = [
+        Owner::socat(),
+        Owner::nginx(),
+        Owner::python(),
+        Owner::haproxy(),
+    ];
+    for owner in owners.into_iter().flatten() {
+        adopt_in_full_flow(&owner, 20);
+        owner.client.end_stream();
+        owner.server.expect_end();
+    }
+}
+
+/// The same bytes, moved by the owner and by spliced.
+#[test]
+fn an_owner_whose_sockets_are_adopted_needs_no_cpu_time() {
+    const BYTES: u64 = 60_000_000;
+    // At most a twentieth of what it had needed.
+    const PART: u32 = 20;
+    let owners = [Owner::socat(), Owner::nginx(), Owner::python()];
+    for owner in owners.into_iter().flatten() {
+        let cpu_time = || owner.process.cpu_time().expect("it runs");
+        let of_passing = || {
+            let before = cpu_time();
+            both_ways(&owner.client, &owner.server, 31, BYTES);
+            cpu_time() - before
+        };
+        let by_itself = of_passing();
+        let mut adopt = owner.adopt();
+        let adopted = of_passing();
+        adopt.terminate();
+        assert!(adopted * PART <= by_itself, "{adopted:?} and {by_itself:?}");
     }
 }
 
