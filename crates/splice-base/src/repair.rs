@@ -26,6 +26,9 @@ const LARGEST_MSS: i32 = 32_767;
 /// (`tcp_send_rcvq`).
 const WRITE_BYTES: usize = 32 << 10;
 
+/// How often a buffer grows for one write, by twice as much each time: up to 2 MiB for the least.
+const GROWTHS_MOST: u32 = 6;
+
 /// The bound of what one segment carries, in bytes.
 const LONGEST_SEGMENT_BYTES: usize = 64 << 10;
 
@@ -315,30 +318,33 @@ pub fn read_received(fd: impl AsFd, bytes: usize) -> Result<Vec<u8>, Errno> {
     Ok(received)
 }
 
-/// Writes all of `bytes` to a socket, whose send buffer grows if they do not fit. In repair mode they go to its `queue`.
+/// Writes all of `bytes` to a socket, whose buffer grows if they do not fit. In repair mode they go to its `queue`.
 ///
 /// # Errors
 /// Those of the system calls: `EAGAIN`, `ENOBUFS` (`tcp_send_rcvq`) or `ENOMEM` if the host is short of memory. Some of the
 /// bytes may be written then.
 pub fn write_all(fd: impl AsFd, queue: RepairQueue, mut bytes: &[u8]) -> Result<(), Errno> {
     let fd = fd.as_fd();
-    let mut has_grown = false;
+    let mut growths = 0;
     while !bytes.is_empty() {
         let part = &bytes[..bytes.len().min(WRITE_BYTES)];
         match send(fd, part, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(written) => {
                 bytes = &bytes[written..];
-                has_grown = false;
+                growths = 0;
             }
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) if !has_grown => {
-                has_grown = true;
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) if growths < GROWTHS_MOST => {
+                // The bytes count with what the kernel keeps beside them, and the last ones may have gone far beyond the
+                // buffer: by how much is not told.
+                let more = bytes.len().max(WRITE_BYTES) << growths;
+                growths += 1;
                 // Half of what is asked for is the kernel's own (`__sock_set_sndbuf`, `__sock_set_rcvbuf`).
                 if queue == RepairQueue::Receive {
                     let now = sockopt::socket_recv_buffer_size(fd)?;
-                    sockopt::set_socket_recv_buffer_size_force(fd, now / 2 + bytes.len())?;
+                    sockopt::set_socket_recv_buffer_size_force(fd, now / 2 + more)?;
                 } else {
                     let now = sockopt::socket_send_buffer_size(fd)?;
-                    sockopt::set_socket_send_buffer_size_force(fd, now / 2 + bytes.len())?;
+                    sockopt::set_socket_send_buffer_size_force(fd, now / 2 + more)?;
                 }
             }
             Err(Errno::INTR) => {}

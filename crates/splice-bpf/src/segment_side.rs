@@ -136,6 +136,16 @@ impl SegmentSide {
         (waiting != 0).then(|| since(waiting, now_ns))
     }
 
+    /// The end of the other peer's window, if the peer has filled it and has asked for more room since.
+    pub fn asks_for_room(&self, other: &Self) -> Option<u32> {
+        let edge = other.edge.load(Relaxed);
+        let sent = self.high_seq().wrapping_add(self.seq_delta.load(Relaxed));
+        // It is told its window in steps.
+        let step = 1 << (self.own_scale.load(Relaxed) & 15);
+        let has_room = is_behind(sent.wrapping_add(step - 1), edge);
+        (self.marks() & mark::PROBES != 0 && !has_room).then_some(edge)
+    }
+
     /// Nothing that the peer has sent before the end of its stream is missing, as far as is known.
     pub fn has_come_to_its_end(&self) -> bool {
         let marks = self.marks();

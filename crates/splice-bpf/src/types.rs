@@ -926,6 +926,7 @@ pub mod segment_mark {
     pub const NARROW: u32 = 2048;
     pub const STRAYED: u32 = 4096;
     pub const CLOSED: u32 = 8192;
+    pub const PROBES: u32 = 16384;
 }
 
 /// `enum segment_flag`.

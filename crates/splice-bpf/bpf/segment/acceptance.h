@@ -116,9 +116,12 @@ static __always_inline void keep_time_of_probe(const struct segment *s, struct s
 	/* It is told its window in steps. */
 	__u32 step = 1U << (side->own_scale & 15), edge = other->edge - side->seq_delta;
 
-	if (s->is_verified && s->seq + 1 == high_seq(side) && !after(edge, high_seq(side) + step - 1) &&
-	    !READ_ONCE(side->waiting))
+	if (!s->is_verified || s->seq + 1 != high_seq(side) || after(edge, high_seq(side) + step - 1))
+		return;
+	if (!READ_ONCE(side->waiting))
 		WRITE_ONCE(side->waiting, ticks_of(bpf_ktime_get_coarse_ns()));
+	if (!(marks(side) & SEGMENT_PROBES))
+		add_marks(side, SEGMENT_PROBES);
 }
 
 /*

@@ -149,6 +149,16 @@ static __always_inline __u32 standing_timestamp(const struct segment *s, struct 
 }
 
 /*
+ * What a receiver gets for the timestamp 0. It takes any timestamp after it, since some stacks begin with it
+ * (tcp_paws_check). Shifted it would be a time like others, maybe far ahead of all that follow.
+ * @side: of its sender. @delta: its timestamp_delta.
+ */
+static __always_inline __u32 shift_zero(const struct segment_side *side, __u64 delta)
+{
+	return shift_timestamp(side, delta, is_older(side, 0) ? 0 : READ_ONCE(side->recent_timestamp));
+}
+
+/*
  * Once the socket is done, the sender's own clock goes on from where the clock stood; the difference is chosen
  * once, by a segment that is believed. Until then it stands.
  * @s: the segment, its numbers translated. @flow: its flow. @slot, @from: as for timestamp_floor().
@@ -161,18 +171,21 @@ static __always_inline void translate_timestamp(struct segment *s, struct segmen
 	__u64 back = READ_ONCE(other->timestamp_delta);
 	__u32 sent = s->tsval, echo = s->tsecr, latest;
 
-	if (!delta && s->is_believed) {
-		__u64 choice = SEGMENT_TIMESTAMP_KNOWN | (__u32)(timestamp_floor(side, slot, from) - s->tsval);
+	if (!delta && s->is_believed && sent) {
+		__u64 choice = SEGMENT_TIMESTAMP_KNOWN | (__u32)(timestamp_floor(side, slot, from) - sent);
 
 		delta = __sync_val_compare_and_swap(&side->timestamp_delta, 0, choice) ?: choice;
 	}
-	s->tsval = delta ? shift_timestamp(side, delta, s->tsval) : standing_timestamp(s, side, slot, from);
+	if (!delta)
+		s->tsval = standing_timestamp(s, side, slot, from);
+	else
+		s->tsval = sent ? shift_timestamp(side, delta, sent) : shift_zero(side, delta);
 	/* An echo of a clock that stands: 0 is an echo of nothing (RFC 7323). */
 	s->tsecr = back && echo ? echo - (__u32)back : 0;
 	if (!s->is_believed)
 		return;
 	/* The receiver compares with the timestamp of what begins where it has acknowledged all, and that it echoes. */
-	if (!after(s->seq, other->high_ack))
+	if (sent && !after(s->seq, other->high_ack))
 		follow_timestamp(side, sent);
 	/* An echo of what it cannot have got says nothing. */
 	latest = READ_ONCE(other->latest_timestamp);

@@ -388,6 +388,17 @@ impl Flow {
         known.map(|known| known & tracked::TRACKED != 0)
     }
 
+    /// The end of this peer's window, if the other one has filled it and has asked for room since.
+    pub(super) fn withholds_room(&self, side: usize) -> Option<u32> {
+        let other = self.side(1 - side);
+        other.asks_for_room(self.side(side))
+    }
+
+    /// Counts only what the other peer asks from now on.
+    pub(super) fn forget_asking_for_room(&self, side: usize) {
+        self.side(1 - side).take_mark(mark::PROBES);
+    }
+
     /// Lets this side's socket, which sleeps, send to its peer.
     pub(super) fn begin_question(&self, side: usize) {
         self.side(side).add_mark(mark::ASKED);

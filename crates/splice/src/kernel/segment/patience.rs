@@ -114,6 +114,11 @@ impl Timeouts {
         self.user.is_some() || self.keep_alive.is_some()
     }
 
+    /// `TCP_USER_TIMEOUT`, if it is set.
+    pub(super) fn user(&self) -> Option<Duration> {
+        self.user
+    }
+
     pub(super) fn of(end: &Endpoint) -> Self {
         let user = sockopt::tcp_user_timeout(end).unwrap_or(0);
         let user = (user != 0).then(|| Duration::from_millis(user.into()));

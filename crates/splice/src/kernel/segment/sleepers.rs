@@ -30,6 +30,8 @@ pub(super) struct Peers {
     pub(super) sleep: bool,
     timeouts: [Timeouts; 2],
     liveness: [Liveness; 2],
+    /// Peers that answer, but have no room: where their window ends, and since when it has been known.
+    without_room: [Option<(u32, Instant)>; 2],
     /// How often each socket can still ask its peer.
     questions_left: [u32; 2],
     /// Connection tracking knew the connections when they were put to sleep.
@@ -44,6 +46,7 @@ impl Peers {
             sleep: false,
             timeouts: ends.map(Timeouts::of),
             liveness: Default::default(),
+            without_room: [None; 2],
             questions_left: [0; 2],
             tracked: [false; 2],
             doubtful_reset: None,
@@ -102,10 +105,14 @@ impl Peers {
         ends: [&Endpoint; 2],
         found: &SegmentInspection,
         retries: Retries,
+        now: Instant,
     ) -> Result<Duration, Side> {
         let mut pause = LONGEST_OVERLAP_PAUSE;
         for side in Side::BOTH {
             let at = side.index();
+            if flow.is_past(side.other().index()) {
+                pause = pause.min(self.bears_no_room(flow, side, now)?);
+            }
             let silence = flow.silence_of(at).without_ends();
             let can_ask = found.socket[at].state == tcp_state::ESTABLISHED;
             if !silence.is_awaited || !flow.is_past(side.other().index()) || !can_ask {
@@ -130,11 +137,13 @@ impl Peers {
         flow: &Flow,
         ends: [&Endpoint; 2],
         retries: Retries,
+        now: Instant,
     ) -> Result<Duration, Side> {
         flow.end_questions();
         let mut pause = SLEEPING_PAUSE;
         for side in Side::BOTH {
             let at = side.index();
+            pause = pause.min(self.bears_no_room(flow, side, now)?);
             if self.questions_left[at] < MOST_QUESTIONS {
                 // Its next question is user space's decision again.
                 end_timers(ends[at]);
@@ -161,6 +170,32 @@ impl Peers {
         Ok(pause)
     }
 
+    /// With `TCP_USER_TIMEOUT`, TCP gives up also a peer that answers whenever it is asked for room, but has none
+    /// (`tcp_probe_timer`). Returns when to look again at the latest, or that this is so.
+    fn bears_no_room(&mut self, flow: &Flow, side: Side, now: Instant) -> Result<Duration, Side> {
+        let at = side.index();
+        let Some(timeout) = self.timeouts[at].user() else {
+            return Ok(SLEEPING_PAUSE);
+        };
+        let since = match (flow.withholds_room(at), self.without_room[at]) {
+            (Some(edge), Some((known, since))) if edge == known => since,
+            (Some(edge), None) => {
+                self.without_room[at] = Some((edge, now));
+                now
+            }
+            // It has room, or has had some since it was asked.
+            _ => {
+                flow.forget_asking_for_room(at);
+                self.without_room[at] = None;
+                now
+            }
+        };
+        match timeout.checked_sub(now.duration_since(since)) {
+            Some(left) if !left.is_zero() => Ok(left),
+            _ => Err(side),
+        }
+    }
+
     fn ask(&mut self, end: &Endpoint, at: usize) {
         if self.questions_left[at] == u32::MAX {
             ask(end);
@@ -183,6 +218,7 @@ impl Segment {
         flow: &Flow,
         ends: [&Endpoint; 2],
         found: &SegmentInspection,
+        now: Instant,
     ) -> Result<Duration, Side> {
         let mut silences = (0..2).map(|side| flow.silence_of(side));
         if silences.all(|silence| silence.lasts < SHORTEST_SILENCE) {
@@ -190,7 +226,7 @@ impl Segment {
         }
         let retries = self.datapath.settings().retries();
         let peers = self.peers.get_or_insert_with(|| Box::new(Peers::of(ends)));
-        peers.look_awake(flow, ends, found, retries)
+        peers.look_awake(flow, ends, found, retries, now)
     }
 
     pub(super) fn look_at_sleepers(
@@ -230,7 +266,7 @@ impl Segment {
             return Progress::Spliced(SLEEPING_PAUSE);
         };
         peers.end_doubt(flow, now);
-        match peers.look(flow, ends, self.datapath.settings().retries()) {
+        match peers.look(flow, ends, self.datapath.settings().retries(), now) {
             Ok(pause) => Progress::Spliced(pause),
             Err(side) => Progress::GivenUp(side),
         }

@@ -322,7 +322,7 @@ impl Segment {
         }
         if !are_past {
             reached("emptying");
-            return match self.look_for_gone(flow, ends, found) {
+            return match self.look_for_gone(flow, ends, found, now) {
                 Ok(pause) => self.change_over.keep_emptying(found, pause),
                 Err(side) => Progress::GivenUp(side),
             };

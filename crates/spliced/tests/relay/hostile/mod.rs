@@ -61,6 +61,7 @@ mod hops;
 mod icmp;
 mod icmp_forgery;
 mod ipsec;
+mod no_room;
 mod path_mtu;
 mod path_mtu_time;
 mod patience;

@@ -19,6 +19,9 @@ pub(super) const IN_ORDER: &[&str] = &["end of stream"];
 /// That of a pair with a reset.
 pub(super) const BY_RESET: &[&str] = &["reset by client", "reset by target"];
 
+/// Of a relay that is told one.
+const USER_TIMEOUT: &str = "3s";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
@@ -40,7 +43,18 @@ pub(super) struct Stage {
 impl Stage {
     /// Runs a case on a relay with this engine.
     pub(super) fn with(engine: &str, family: Family, case: impl FnOnce(&Self)) {
-        Self::run(engine, family, |_| None, case);
+        Self::run(engine, family, &[], |_| None, case);
+    }
+
+    /// The same, with a relay that gives an end up after this time.
+    pub(super) fn with_user_timeout(engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        Self::run(
+            engine,
+            family,
+            &["--user-timeout", USER_TIMEOUT],
+            |_| None,
+            case,
+        );
     }
 
     /// The same, with a relay that soon gives up who has vanished.
@@ -51,7 +65,7 @@ impl Stage {
             }
             None
         };
-        Self::run(engine, family, hasten, case);
+        Self::run(engine, family, &[], hasten, case);
     }
 
     /// The same, with a router on each side of the relay.
@@ -62,28 +76,35 @@ impl Stage {
             }
             Some(Hops::behind(lab))
         };
-        Self::run(engine, family, prepare, case);
+        Self::run(engine, family, &[], prepare, case);
     }
 
     /// The same, with a router on each side of the relay: the lab's client and server.
     pub(super) fn routed(engine: &str, family: Family, case: impl FnOnce(&Self)) {
-        Self::run(engine, family, |lab| Some(Hops::behind(lab)), case);
+        Self::run(engine, family, &[], |lab| Some(Hops::behind(lab)), case);
     }
 
     fn run(
         engine: &str,
         family: Family,
+        options: &[&str],
         hops: impl FnOnce(&Lab) -> Option<Hops>,
         case: impl FnOnce(&Self),
     ) {
         if available(Need::Root) && available(Need::Ss) {
             let lab = Lab::new().expect("a lab");
             let hops = hops(&lab);
-            case(&Self::between(lab, hops, engine, family));
+            case(&Self::between(lab, hops, engine, family, options));
         }
     }
 
-    fn between(lab: Lab, hops: Option<Hops>, engine: &str, family: Family) -> Self {
+    fn between(
+        lab: Lab,
+        hops: Option<Hops>,
+        engine: &str,
+        family: Family,
+        options: &[&str],
+    ) -> Self {
         let [listen, target]: [IpAddr; 2] = match (family, &hops) {
             (Family::V4, None) => [Lab::RELAY_V4.into(), Lab::SERVER_V4.into()],
             (Family::V6, None) => [Lab::RELAY_V6.into(), Lab::SERVER_V6.into()],
@@ -98,7 +119,7 @@ impl Stage {
         let server = Server::in_namespace(server_side, &any_port(target));
         let mut command = lab.relay().command(BINARY);
         command.args(["relay", &any_port(listen), &server.address]);
-        command.args(["--engine", engine]);
+        command.args(["--engine", engine]).args(options);
         Self {
             hop: Hop::spawn(&mut command),
             engine: engine.to_owned(),

@@ -80,6 +80,20 @@ fn a_stale_segment_delays_no_end(stage: &Stage) {
     crowd.close(IN_ORDER);
 }
 
+/// A receiver that has got 0 takes any timestamp after it, as of stacks that begin with it.
+fn a_timestamp_of_zero_stops_nothing(stage: &Stage) {
+    // Clocks begin anywhere, and 0 looks new to about half of them.
+    let crowd = Crowd::on(stage, &["zero"; 8]);
+    crowd.attack(|_, forger, next| {
+        forger.send(&Segment {
+            timestamp: Some(0),
+            ..next
+        });
+    });
+    crowd.check(|_, connection| connection.moves_data());
+}
+
 with_each_engine!(a_blind_segment_leaves_an_idle_connection_alone);
 with_each_engine!(a_stale_segment_makes_no_room_for_a_reset);
 with_each_engine!(a_stale_segment_delays_no_end);
+with_each_engine!(a_timestamp_of_zero_stops_nothing);

@@ -35,6 +35,7 @@ mod pair_ends;
 mod random;
 mod refused_pairs;
 mod reset_after_return;
+mod room;
 mod same_host;
 mod segment_size;
 mod sequence_wrap;
