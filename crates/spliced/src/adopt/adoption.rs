@@ -17,14 +17,14 @@
 //! move bytes: from each stand-in to its real socket, from the exchange on, and between the real sockets, each way once the
 //! owner has written what it had read. So all bytes arrive in order, at whatever moment the owner was stopped.
 
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use super::flow::{End, Flow};
 use super::held::{GivenBack, Held};
-use super::keeper::{Gone, Keeper};
+use super::keeper::{Gone, Keeper, go_on_alone};
 use super::side::Side;
 
 /// What an adoption tells whoever runs it.
@@ -85,7 +85,8 @@ impl Adoption {
         held.leave_far_ends();
         let Ok(exchanged) = keeper.exchange()? else {
             // It may have been killed after the exchange.
-            let _ = held.give_back();
+            let (_nobody, stops) = mpsc::channel();
+            go_on_alone(&held, &stops)?;
             bail!(
                 "its keeper, the process {} of spliced, was killed",
                 keeper.id
@@ -274,6 +275,11 @@ impl Adoption {
             self.state = State::Over;
         }
         Ok(given)
+    }
+
+    /// Leaves what cannot be done now to the keeper.
+    pub(super) fn leave(&mut self) {
+        self.keeper.leave();
     }
 
     /// Resets both connections, since what their owner has written cannot be delivered in time.

@@ -32,7 +32,7 @@ use nix::unistd::Pid;
 use super::owner::Owner;
 
 /// How long a process may stand still. A thread that waits for a disk cannot stop before it has the answer.
-pub(super) const LONGEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_millis(100);
 
 /// How long a thread is waited for that did not stop in time, while the others run again.
 const STRAGGLER_PATIENCE: Duration = Duration::from_secs(10);

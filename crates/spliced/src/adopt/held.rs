@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use splice_base::socket_option;
 
 use super::exchange::exchange;
-use super::frozen::{Frozen, LONGEST};
+use super::frozen::Frozen;
 use super::owner::{Owner, places, processes};
 use super::pipe::Pipe;
 use super::side::{self, Ended, Side};
@@ -199,11 +199,11 @@ impl Held {
         let is_frozen = |(owner, _): &(Owner, u32)| frozen.iter().any(|one| one.owner() == *owner);
         let have_everything =
             (self.sides.iter().zip(&found)).all(|(taken, places)| taken.has_everything(places));
-        let is_late = frozen.iter().any(|one| one.time() > LONGEST);
         // A process that it has just forked has to stand still, too.
-        if is_late || !have_everything || !found.iter().flatten().all(is_frozen) {
+        if !have_everything || !found.iter().flatten().all(is_frozen) {
             return Ok(None);
         }
+        stood_still(&frozen)?;
         let mut also = Vec::new();
         for (taken, places) in self.sides.iter().zip(found) {
             let side = &taken.side;

@@ -170,6 +170,12 @@ impl Keeper {
         answer.ok_or(Gone)
     }
 
+    /// Leaves the rest to it.
+    pub(super) fn leave(&mut self) {
+        self.channel = None;
+        self.waiter = None;
+    }
+
     /// Waits until it has ended: until then it may have stopped an owner.
     fn end(&mut self) {
         self.channel = None;
@@ -213,7 +219,7 @@ pub(super) fn keep(signals: Signals, diagnostics: &Diagnostics) -> Result<Ended>
                 }
                 Err(error) => failed(error),
             },
-            Request::GiveBack => match held.give_back() {
+            Request::GiveBack => match give_back(&held) {
                 Ok(given) => {
                     is_kept &= given.is_none();
                     Answer::GivenBack(given)
@@ -226,15 +232,29 @@ pub(super) fn keep(signals: Signals, diagnostics: &Diagnostics) -> Result<Ended>
         }
     }
     if is_kept {
+        tracing::warn!(
+            "spliced has ended while it had adopted sockets; its keeper gives them back"
+        );
+        // A request that came before was for both.
+        while stops.try_recv().is_ok() {}
         go_on_alone(&held, &stops)?;
     }
     Ok(Ended::Well)
 }
 
 fn exchange(held: &mut Held) -> Result<Exchanged> {
+    in_time(|| held.exchange())
+}
+
+fn give_back(held: &Held) -> Result<Option<GivenBack>> {
+    in_time(|| held.give_back())
+}
+
+/// Does it again if the owner stood still for too long, and has it run in between.
+fn in_time<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 1;
     loop {
-        match held.exchange() {
+        match work() {
             Err(error) if error.is::<Late>() && tries < TRIES => {
                 tries += 1;
                 thread::sleep(TRY_EVERY);
@@ -244,11 +264,11 @@ fn exchange(held: &mut Held) -> Result<Exchanged> {
     }
 }
 
-/// Finishes what the first process has begun.
-fn go_on_alone(held: &Held, stops: &Receiver<()>) -> Result<()> {
-    tracing::warn!("spliced has ended while it had adopted sockets; its keeper gives them back");
-    // A request that came before was for both.
-    while stops.try_recv().is_ok() {}
+/// Finishes what the other process has begun. A message on `stops` resets both connections.
+///
+/// # Errors
+/// Without a free descriptor or thread.
+pub(super) fn go_on_alone(held: &Held, stops: &Receiver<()>) -> Result<()> {
     let mut flows = Vec::new();
     for at in [0, 1] {
         let (taken, other) = (&held.sides[at], &held.sides[1 - at]);
@@ -268,7 +288,7 @@ fn go_on_alone(held: &Held, stops: &Receiver<()>) -> Result<()> {
             // A truncated stream must not look complete.
             held.cut();
         }
-        match held.give_back() {
+        match give_back(held) {
             Ok(Some(given)) => {
                 tracing::info!("given back{}", also(&given));
                 return Ok(());

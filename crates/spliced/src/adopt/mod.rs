@@ -210,6 +210,7 @@ fn give_back(adoption: &mut Adoption, events: &Receiver<Event>) -> (Ended, Optio
             Err(_) => {}
         }
         if cut_at.is_some_and(|at| at.elapsed() > CUT_PATIENCE) {
+            adoption.leave();
             return (Ended::CutShort, None);
         }
         // The owner goes on meanwhile: a peer that does not read may take its time.

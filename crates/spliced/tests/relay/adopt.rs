@@ -77,13 +77,11 @@ fn a_python_relay_in_full_flow_loses_no_byte() {
 #[test]
 #[ignore = "soak: 20 adoptions of each owner"]
 fn owners_in_full_flow_are_adopted_twenty_times() {
-    let owners = [
-        Owner::socat(),
-        Owner::nginx(),
-        Owner::python(),
-        Owner::haproxy(),
-    ];
-    for owner in owners.into_iter().flatten() {
+    // One after the other: haproxy ends connections that are idle.
+    for start in [Owner::socat, Owner::nginx, Owner::python, Owner::haproxy] {
+        let Some(owner) = start() else {
+            continue;
+        };
         adopt_in_full_flow(&owner, 20);
         owner.client.end_stream();
         owner.server.expect_end();
@@ -96,8 +94,10 @@ fn an_owner_whose_sockets_are_adopted_needs_no_cpu_time() {
     const BYTES: u64 = 60_000_000;
     // At most a twentieth of what it had needed.
     const PART: u32 = 20;
-    let owners = [Owner::socat(), Owner::nginx(), Owner::python()];
-    for owner in owners.into_iter().flatten() {
+    for start in [Owner::socat, Owner::nginx, Owner::python] {
+        let Some(owner) = start() else {
+            continue;
+        };
         let cpu_time = || owner.process.cpu_time().expect("it runs");
         let of_passing = || {
             let before = cpu_time();

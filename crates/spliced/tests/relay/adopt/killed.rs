@@ -65,8 +65,11 @@ fn kill_in_full_flow(owner: &Owner, rounds: usize) {
 
 #[test]
 fn an_adoption_that_is_killed_loses_nothing() {
-    let owners = [Owner::socat(), Owner::nginx(), Owner::haproxy()];
-    for owner in owners.into_iter().flatten() {
+    // One after the other: haproxy ends connections that are idle.
+    for start in [Owner::socat, Owner::nginx, Owner::haproxy] {
+        let Some(owner) = start() else {
+            continue;
+        };
         kill_in_full_flow(&owner, 20);
     }
 }
@@ -74,8 +77,11 @@ fn an_adoption_that_is_killed_loses_nothing() {
 #[test]
 #[ignore = "soak: 200 kills of each owner's adoption"]
 fn adoptions_that_are_killed_lose_nothing() {
-    let owners = [Owner::socat(), Owner::nginx(), Owner::haproxy()];
-    for owner in owners.into_iter().flatten() {
+    // One after the other: haproxy ends connections that are idle.
+    for start in [Owner::socat, Owner::nginx, Owner::haproxy] {
+        let Some(owner) = start() else {
+            continue;
+        };
         kill_in_full_flow(&owner, 200);
     }
 }

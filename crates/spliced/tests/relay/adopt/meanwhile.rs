@@ -169,6 +169,22 @@ fn it_exits() {
     }
 }
 
+/// splice(2) does not pass it, and the owner has not read it.
+#[test]
+fn a_peer_sends_an_urgent_byte() {
+    let Some(owner) = obedient() else {
+        return;
+    };
+    let [number, _] = owner.numbers();
+    let mut adopt = owner.adopt();
+    pass(&owner);
+    owner.client.send_urgent(b'!');
+    assert!(adopt.wait_end().success());
+    adopt.wait_logged(&format!("an urgent byte from the peer of {number}"));
+    assert!(owner.has_its_sockets());
+    owner.expect_both_ways();
+}
+
 /// Two threads, each of which waits in recv(2) when its socket is exchanged: the call goes on with the other one.
 #[test]
 fn it_reads() {
