@@ -43,6 +43,10 @@ fn says(sentence: &str, parts: &[&str]) {
     }
 }
 
+fn name(owner: &Owner) -> String {
+    format!("the process {} (socat)", owner.process.id())
+}
+
 /// A refusal must leave the owner as it was.
 fn is_untouched(owner: &Owner) {
     assert!(owner.has_its_sockets());
@@ -57,12 +61,15 @@ fn wrong_numbers() {
     let pid = owner.process.id().to_string();
     let [first, second] = owner.numbers();
     for (arguments, parts) in [
-        (&["--pid", &pid, "--fd", "5"][..], &["--fd twice"][..]),
+        (
+            &["--pid", &pid, "--fd", "5"][..],
+            &["a splice has two sockets: give --fd twice; see 'spliced adopt --help'"][..],
+        ),
         (
             &[
                 "--pid", "1", "--pid", "1", "--pid", "1", "--fd", "5", "--fd", "6",
             ],
-            &["--pid once or twice"],
+            &["a splice has two sockets: give --pid once or twice; see 'spliced adopt --help'"],
         ),
         (
             &["--pid", "x", "--fd", "5", "--fd", "6"],
@@ -83,11 +90,14 @@ fn wrong_numbers() {
     );
     says(
         &of_numbers(&owner, [0, first]),
-        &["the descriptor 0 of the process", "is no TCP socket"],
+        &[&format!(
+            "cannot adopt these sockets: the descriptor 0 of the process {pid} (socat) is no TCP socket, and only TCP counts \
+             what its owner has read and written"
+        )],
     );
     says(
         &of_numbers(&owner, [second, second]),
-        &["both are the same one"],
+        &["cannot adopt these sockets: both are the same one; see 'spliced adopt --help'"],
     );
     is_untouched(&owner);
 }
@@ -107,7 +117,10 @@ fn other_sockets() {
         says(&failure(&mut adopt, REFUSED), &[why]);
     }
     for (number, why) in [
-        (listener.as_raw_fd(), "is a listening socket"),
+        (
+            listener.as_raw_fd(),
+            "is a listening socket; name a connected one",
+        ),
         (udp.as_raw_fd(), "is no TCP socket"),
         (unix.as_raw_fd(), "is no TCP socket"),
     ] {
@@ -165,11 +178,15 @@ fn a_socket_that_is_open_elsewhere_too() {
     let [first, second] = owner.numbers();
     let duplicate = splice_sockmap::of_process(owner.process.id(), second).expect("a duplicate");
     let us = format!(
-        "open as {} of the process {}",
+        "the socket {second} of {} is open as {} of the process {} (",
+        name(&owner),
         duplicate.as_raw_fd(),
         std::process::id()
     );
-    says(&of_numbers(&owner, [first, second]), &[&us]);
+    says(
+        &of_numbers(&owner, [first, second]),
+        &[&us, "), too; close that descriptor first"],
+    );
     drop(duplicate);
     is_untouched(&owner);
 }
@@ -183,7 +200,11 @@ fn a_socket_that_is_adopted_already() {
     let mut adopt = owner.adopt();
     says(
         &of_numbers(&owner, numbers),
-        &["is adopted by another spliced"],
+        &[&format!(
+            "the descriptor {} of {} is adopted by another spliced; end that one first",
+            numbers[0],
+            name(&owner)
+        )],
     );
     owner.expect_both_ways();
     adopt.terminate();
@@ -205,7 +226,13 @@ fn a_socket_in_a_map() {
     drop(socket);
     says(
         &of_numbers(&owner, [first, second]),
-        &["is in a map of sockets already"],
+        &[
+            &format!(
+                "the descriptor {first} of {} is in a map of sockets already (",
+                name(&owner)
+            ),
+            "), where a program may redirect its bytes",
+        ],
     );
     map.remove(0).expect("removed");
     is_untouched(&owner);
@@ -222,7 +249,12 @@ fn a_stopped_owner() {
     until("it stands still", || {
         std::fs::read_to_string(&status).is_ok_and(|stat| stat.contains(") T "))
     });
-    says(&of_numbers(&owner, numbers), &["is stopped", "kill -CONT"]);
+    let sentence = format!(
+        "{} is stopped; continue it first (kill -CONT {})",
+        name(&owner),
+        owner.process.id()
+    );
+    says(&of_numbers(&owner, numbers), &[&sentence]);
     owner.process.signal(Signal::CONT).expect("continued");
     is_untouched(&owner);
 }
@@ -237,7 +269,10 @@ fn an_owner_that_is_traced() {
     ptrace::seize(pid, ptrace::Options::empty()).expect("the right to trace it");
     says(
         &of_numbers(&owner, numbers),
-        &["is traced by the process", "end that first"],
+        &[
+            &format!("{} is traced by the process ", name(&owner)),
+            " already; end that first",
+        ],
     );
     // It can only be let go while it stands still.
     ptrace::interrupt(pid).expect("stopped");
@@ -260,7 +295,10 @@ fn an_owner_that_filters_its_system_calls() {
     };
     says(
         &of_numbers(&owner, owner.numbers()),
-        &["filters its system calls (seccomp)"],
+        &[&format!(
+            "{} filters its system calls (seccomp), and the filter might end it at a call that is not its own",
+            name(&owner)
+        )],
     );
     is_untouched(&owner);
 }
@@ -275,7 +313,10 @@ fn an_owner_with_io_uring() {
     let pid = relay.id().to_string();
     // Whatever the numbers are: a socket of an owner with io_uring is not looked at.
     let mut adopt = command(&["adopt", "--pid", &pid, "--fd", "5", "--fd", "6"]);
-    says(&failure(&mut adopt, REFUSED), &["uses io_uring"]);
+    says(
+        &failure(&mut adopt, REFUSED),
+        &["uses io_uring, which may have requests on the socket itself"],
+    );
     both_ways(&client, &far, 2, 1000);
 }
 
@@ -355,7 +396,13 @@ fn a_connection_that_is_ending() {
     let numbers = owner.numbers();
     owner.server.end_stream();
     owner.client.expect_end();
-    says(&of_numbers(&owner, numbers), &["is ending or has ended"]);
+    says(
+        &of_numbers(&owner, numbers),
+        &[&format!(
+            " of {} is ending or has ended; adopt one that is established",
+            name(&owner)
+        )],
+    );
 }
 
 /// splice(2) does not pass it.
@@ -384,7 +431,12 @@ fn an_owner_that_adds_bytes() {
     assert!(owner.server.read_line().starts_with("PROXY TCP4 "));
     says(
         &of_numbers(&owner, owner.numbers()),
-        &["has written", "read only 0 from", "no plain relay"],
+        &[
+            "the process ",
+            " (nginx) has written ",
+            " and read only 0 from ",
+            ": it is no plain relay of these two",
+        ],
     );
     is_untouched(&owner);
 }
@@ -414,7 +466,10 @@ fn sockets_that_do_not_belong_together() {
         command
     });
     assert_eq!(adopt.wait_end().code(), Some(REFUSED));
-    adopt.wait_logged("has read 1000 bytes");
+    let [from, to] = numbers;
+    adopt.wait_logged(&format!(
+        "has read 1000 bytes from {from} that it does not write to {to}: it is no plain relay; their owner has them again"
+    ));
     for owner in [&one, &other, &sink] {
         is_untouched(owner);
     }
