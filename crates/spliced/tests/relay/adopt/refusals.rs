@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
@@ -21,7 +21,7 @@ use crate::forbidden_call::{ForbiddenCall, GETDENTS64, READLINK};
 use crate::patience::{until, until_found};
 use crate::peer::Peer;
 use crate::programs::installed;
-use crate::relay::{Relay, command, output};
+use crate::relay::{Relay, command};
 use crate::server::Server;
 use crate::tls;
 use crate::usage::failure;
@@ -346,46 +346,6 @@ fn without_the_right_to_trace_the_owner() {
         .env_remove("SPLICED_LOG");
     says(&failure(&mut command, REFUSED), &["CAP_SYS_PTRACE"]);
     is_untouched(&owner);
-}
-
-/// A process of the same user, which is no descendant.
-#[test]
-#[ignore = "kernel: needs Yama; make test-kernels runs it"]
-fn where_yama_forbids_tracing() {
-    const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
-    let before = std::fs::read_to_string(SCOPE).expect("Yama");
-    let (near, _far) = netlab::connection();
-    let scratch = Scratch::new("adopt").expect("a directory");
-    let nobody = || {
-        let mut command = Process::command("setpriv");
-        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"]);
-        command
-    };
-    let owner = Process::spawn(nobody().args(["sleep", "1000"]).stdin(OwnedFd::from(near)))
-        .expect("it starts");
-    let program = for_anybody(&scratch);
-    let pid = owner.id().to_string();
-    let name = format!("/proc/{pid}/comm");
-    until("it sleeps", || {
-        std::fs::read_to_string(&name).is_ok_and(|name| name.trim_end() == "sleep")
-    });
-    std::fs::write(SCOPE, "1").expect("set");
-    let mut adopt = nobody();
-    adopt
-        .arg(&program)
-        .args(["adopt", "--pid", &pid, "--fd", "0", "--fd", "1"])
-        .env_remove("SPLICED_LOG");
-    let sentence = failure(&mut adopt, REFUSED);
-    let mut list = nobody();
-    list.arg(&program).args(["adopt", "--pid", &pid]);
-    let listed = output(&mut list);
-    std::fs::write(SCOPE, before).expect("set back");
-    let forbidden = [
-        &format!("cannot take the descriptor 0 of the process {pid}")[..],
-        "look at kernel.yama.ptrace_scope",
-    ];
-    says(&sentence, &forbidden);
-    says(&String::from_utf8_lossy(&listed.stdout), &forbidden);
 }
 
 #[test]
