@@ -52,17 +52,15 @@ fn blocks(language: &str) -> Vec<String> {
     blocks.collect()
 }
 
+/// Those in Rust; examples in other languages lie in directories.
 fn examples() -> Vec<(String, String)> {
     let directory = Path::new(ROOT).join("examples/sockmap");
     let files = fs::read_dir(directory).expect("a directory").flatten();
-    let examples = files.map(|file| {
-        let name = file
-            .path()
-            .file_stem()
-            .expect("a name")
-            .to_string_lossy()
-            .into_owned();
-        (name, fs::read_to_string(file.path()).expect("text"))
+    let paths = files.map(|file| file.path());
+    let examples = paths.filter(|path| path.is_file()).map(|path| {
+        let name = path.file_stem().expect("a name").to_string_lossy();
+        let text = fs::read_to_string(&path).expect("text");
+        (name.into_owned(), text)
     });
     examples.collect()
 }
