@@ -52,8 +52,11 @@ impl DeviceLink {
         }
     }
 
-    /// Detaches the program as somebody else would (`bpftool link detach`). Of a filter there is nothing to detach.
-    #[cfg(feature = "test")]
+    /// Detaches the program at once, also while somebody else has the link, or looks at its descriptor. A filter goes when this
+    /// is dropped.
+    ///
+    /// # Errors
+    /// Of the system call.
     pub fn detach(&self) -> std::result::Result<(), Errno> {
         match self {
             Self::Tcx(link) => tcx::detach(link),

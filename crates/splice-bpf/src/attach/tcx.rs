@@ -41,7 +41,6 @@ pub fn detach_link(id: u32) -> Result<(), Errno> {
     detach(&unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-#[cfg(feature = "test")]
 pub(super) fn detach(link: &OwnedFd) -> Result<(), Errno> {
     // SAFETY: the descriptor is a link's, and stays open.
     checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) })

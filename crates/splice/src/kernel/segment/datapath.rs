@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 pub(super) use self::attachment::Attached;
 use self::attachment::{AttachState, Attachment};
+use self::before::Preceding;
 use self::behind::Behind;
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
@@ -109,6 +110,8 @@ struct Table {
     devices: HashMap<u32, Attachment>,
     /// Those, and devices to which the program was attached before.
     known_devices: HashSet<u32>,
+    /// Devices where the program could not be attached to another place, and what it is to overtake there.
+    displaced: HashMap<u32, Vec<Preceding>>,
     /// Devices that another thread works on, or that refused the program.
     attach_states: HashMap<u32, AttachState>,
 }
@@ -216,6 +219,7 @@ impl Datapath {
                 owners: HashMap::new(),
                 devices: HashMap::new(),
                 known_devices: HashSet::new(),
+                displaced: HashMap::new(),
                 attach_states: HashMap::new(),
             }),
             attaching: Mutex::new(()),

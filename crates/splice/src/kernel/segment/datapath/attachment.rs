@@ -225,6 +225,12 @@ impl Datapath {
         link.detach().expect("detached");
     }
 
+    /// The links of a device, which stay for as long as somebody has them.
+    #[cfg(test)]
+    pub(in super::super) fn links_of(&self, device: u32) -> Arc<[DeviceLink; 2]> {
+        Arc::clone(&self.table().devices[&device].links)
+    }
+
     /// Another thread is busy with a device.
     #[cfg(test)]
     pub(in super::super) fn is_asking(&self) -> bool {

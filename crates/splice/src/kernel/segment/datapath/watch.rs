@@ -21,6 +21,7 @@ impl Datapath {
 
     /// Looks whether what devices receive still reaches the program.
     pub(in super::super) fn look_at_attachments(&self) {
+        self.replace_displaced();
         let devices: Vec<_> = {
             let table = self.table();
             let links = |(device, attachment): (&u32, &Attachment)| {
@@ -125,9 +126,26 @@ impl Datapath {
         };
         // Before the program sees segments again, which would count for these pairs.
         self.lose(&attached, why);
+        // The kernel refuses a program that is there already, and somebody may look at the descriptors.
+        for link in links.iter() {
+            let _ = link.detach();
+        }
         drop(links);
-        // Should it fail, the next pair attaches the program, or hears why it cannot.
-        let _ = self.attach(device, overtaken);
+        if self.attach(device, overtaken.clone()).is_err() {
+            // The sockets of these pairs need the program: the next look tries again.
+            self.table().displaced.insert(device, overtaken);
+        }
+    }
+
+    /// Attaches the program where that has failed.
+    fn replace_displaced(&self) {
+        let displaced = std::mem::take(&mut self.table().displaced);
+        for (device, overtaken) in displaced {
+            let _one = self.attaching();
+            if self.attach(device, overtaken.clone()).is_err() && name_of(device).is_ok() {
+                self.table().displaced.insert(device, overtaken);
+            }
+        }
     }
 
     /// The program was attached to a device, and is not any more.

@@ -178,6 +178,24 @@ fn pairs_go_back_when_a_program_comes_before_on_their_device() {
     }
 }
 
+/// Whoever reads /proc/PID/fdinfo has them for a moment, and the kernel attaches no program twice.
+#[test]
+fn the_program_comes_first_while_somebody_has_its_links() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    let (device, is_v4) = PLACES[0];
+    let joined = scene.splice(is_v4);
+    let links = scene.datapath.links_of(index_of(scene.lab.relay(), device));
+    let _program = ForeignTc::new(OK).standing_first(&scene.lab, device);
+    expect_return(&joined, &[device, "foreign_tc before the relay's"]);
+    let (_client, _server, handle) = scene.connect(is_v4).join(&scene.splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains("foreign_tc behind the relay's"), "{why}");
+    drop(links);
+}
+
 /// Once that one is gone, the program takes its place behind those that were there first.
 #[test]
 fn the_program_is_behind_earlier_ones_again() {
