@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 use splice::doctor::{Finding, Report, examine, segment_counts};
 use splice_sockmap::{Defect, Step, defects, time_line};
 
 use crate::cli::DoctorArgs;
 use crate::resource_limit::raise_descriptor_limit;
+use crate::standard_output::print;
 
 /// The longest line of the text, in columns.
 const WIDTH: usize = 80;
@@ -37,11 +37,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     } else {
         as_text(&engines, &maps, &counts)
     };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // If the reader has gone away, nobody misses the rest.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot print the report"),
-    }
+    print(&text)
 }
 
 /// What is told of maps of sockets.

@@ -55,6 +55,7 @@ mod session_args;
 mod sessions;
 mod signal;
 mod socket_address;
+mod standard_output;
 mod target;
 mod text_file;
 mod time_text;
@@ -76,6 +77,7 @@ use crate::exit_status::{CUT_SHORT, Ended, FAILED, WRONG_USAGE};
 use crate::kinds::Kinds;
 use crate::relay::Configuration;
 use crate::signal::Signals;
+use crate::standard_output::print;
 
 fn main() -> ExitCode {
     // First of all: until then a signal kills the process silently.
@@ -140,8 +142,7 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
         Command::Status(args) => {
             signals.leave_to_default()?;
             let status = admin::ask(&args.config, admin::Request::Status)?;
-            println!("{status:#}");
-            Ok(Ended::Well)
+            print(&format!("{status:#}\n")).map(|()| Ended::Well)
         }
         Command::Sessions(args) => {
             signals.leave_to_default()?;

@@ -1,15 +1,15 @@
 //! `spliced matrix`: the tables of redirects of SOCKMAP that work on this kernel, as text or JSON.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 use splice::doctor::kernel;
 use splice_sockmap::matrix::{Cell, Table, matrix};
 use splice_sockmap::{Failure, MapType, Redirect, SocketKind};
 
 use crate::cli::{MatrixArgs, MatrixMap, MatrixRedirect};
+use crate::standard_output::print;
 
 /// Columns of the name of a kind, and of a cell.
 const NAME_WIDTH: usize = 16;
@@ -34,11 +34,7 @@ pub(crate) fn run(args: &MatrixArgs) -> Result<()> {
     } else {
         as_text(&tables)
     };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // If the reader has gone away, nobody misses the rest.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot print the tables"),
-    }
+    print(&text)
 }
 
 impl MatrixRedirect {

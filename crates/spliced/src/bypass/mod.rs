@@ -23,6 +23,7 @@ use crate::diagnostics::Diagnostics;
 use crate::exit_status::Ended;
 use crate::refusal::WrongUsage;
 use crate::signal::{Request, Signals};
+use crate::standard_output::print;
 
 pub(crate) use self::control_group::check as check_group;
 pub(crate) use self::running::{Group, Interrupted, Running};
@@ -43,11 +44,12 @@ pub(crate) fn run(args: BypassArgs, signals: Signals, diagnostics: &Diagnostics)
         }
         Some(Action::Off(PinsArgs { pins })) => {
             signals.leave_to_default()?;
-            match off(&pins, LEAVE_WITHIN)? {
-                true => println!("the bypass with its pins in {} is off", pins.display()),
-                false => println!("no bypass has its pins in {}", pins.display()),
-            }
-            Ok(Ended::Well)
+            let shown = pins.display();
+            let told = match off(&pins, LEAVE_WITHIN)? {
+                true => format!("the bypass with its pins in {shown} is off\n"),
+                false => format!("no bypass has its pins in {shown}\n"),
+            };
+            print(&told).map(|()| Ended::Well)
         }
     }
 }

@@ -85,14 +85,11 @@ pub(crate) fn show(args: &StatusArgs) -> Result<()> {
             true => serde_json::to_string_pretty(&report).context("cannot write JSON")? + "\n",
             false => report.table(),
         };
+        let clear = if args.watch { CLEAR } else { "" };
         let mut output = io::stdout().lock();
-        if args.watch {
-            output
-                .write_all(CLEAR.as_bytes())
-                .context("cannot write the status")?;
-        }
         let written = output
-            .write_all(text.as_bytes())
+            .write_all(clear.as_bytes())
+            .and_then(|()| output.write_all(text.as_bytes()))
             .and_then(|()| output.flush());
         match written {
             // Whoever has gone away misses nothing.

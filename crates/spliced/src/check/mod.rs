@@ -9,7 +9,7 @@ mod source;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Error, Result};
 
 use crate::check::backends::Backends;
 use crate::check::host::Host;
@@ -18,6 +18,7 @@ use crate::cli::CheckArgs;
 use crate::config::{self, Examined};
 use crate::plan::{BackendPlan, Plan, ServerAddress};
 use crate::refusal::WrongUsage;
+use crate::standard_output::print;
 
 /// Writes every mistake and warning to stderr, one a line, and what the plan does to stdout.
 ///
@@ -67,13 +68,6 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
     match refused {
         Some(what) => Err(Error::new(WrongUsage::new(format!("{path} has {what}")))),
         None => print(&format!("{path} can be used\n")),
-    }
-}
-
-fn print(text: &str) -> Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot print the report"),
     }
 }
 

@@ -5,13 +5,12 @@ mod live;
 mod text;
 mod trial;
 
-use std::io::{self, Write as _};
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use splice::trace::{Recorder, Trace};
 
 use self::trial::Place;
 use crate::resource_limit::raise_descriptor_limit;
+use crate::standard_output::print;
 use crate::trace_arguments::{TraceArgs, Way};
 
 /// What came of one way.
@@ -48,11 +47,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     } else {
         text::of(means, &traces)
     };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // If the reader has gone away, nobody misses the rest.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot print the trace"),
-    }
+    print(&text)
 }
 
 /// The ways that were asked for; without any, all of them, and then one that does not work here is no

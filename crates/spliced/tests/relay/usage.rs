@@ -1,6 +1,6 @@
 //! Wrong usage and help.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::relay::{command, output};
 
@@ -328,4 +328,23 @@ fn a_time_beyond_the_clock_is_refused() {
     let arguments = ["relay", ":0", ":1", "--connect-timeout", "400000000000y"];
     let sentence = failure(&mut command(&arguments), 2);
     assert!(sentence.contains("longer than a year"), "{sentence}");
+}
+
+/// As behind `| head`, which has read enough.
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    for arguments in [
+        &["--help"][..],
+        &["doctor", "--json"],
+        &["bypass", "off", "--pins", "/sys/fs/bpf/no-such-bypass"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = command(arguments);
+        let process = command.stdout(writer).stderr(Stdio::piped()).output();
+        let process = process.expect("it runs");
+        let told = String::from_utf8_lossy(&process.stderr);
+        assert!(process.status.success(), "{arguments:?}: {told}");
+        assert!(!told.contains("panicked"), "{arguments:?}: {told}");
+    }
 }
