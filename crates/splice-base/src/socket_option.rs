@@ -13,6 +13,9 @@ use rustix::io::Errno;
 
 use crate::error::ResultExt as _;
 
+/// How many supplementary groups a process may have (`NGROUPS_MAX` in `linux/limits.h`).
+const GROUPS_MOST: usize = 65536;
+
 /// How many values `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
 const MEMINFO_VALUES: usize = 9;
 
@@ -379,6 +382,24 @@ pub fn is_at_mark(fd: impl AsFd) -> rustix::io::Result<bool> {
 /// Sets `SO_RCVLOWAT`: a socket with fewer bytes is not readable.
 pub fn set_receive_low_mark(fd: impl AsFd, bytes: i32) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes)
+}
+
+/// The supplementary groups of the process at the other end of a UNIX socket, as they were when it connected
+/// (`SO_PEERGROUPS`, Linux 4.13 on).
+///
+/// # Errors
+/// If the kernel does not tell.
+pub fn peer_groups(fd: impl AsFd) -> rustix::io::Result<Vec<u32>> {
+    // No group has this number (`INVALID_GID`).
+    let mut groups = vec![-1; GROUPS_MOST];
+    get(
+        fd.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_PEERGROUPS,
+        &mut groups,
+    )?;
+    let groups = groups.into_iter().take_while(|group| *group != -1);
+    Ok(groups.map(i32::cast_unsigned).collect())
 }
 
 /// Reads an option whose value consists of integers.

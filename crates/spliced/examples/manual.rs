@@ -14,6 +14,8 @@ mod adopt_args;
 mod bypass_args;
 #[path = "../src/cli.rs"]
 mod cli;
+#[path = "../src/control_args.rs"]
+mod control_args;
 #[path = "../src/file_access.rs"]
 mod file_access;
 #[path = "../src/mesh_args.rs"]

@@ -12,6 +12,7 @@ use splice::{Address, EngineChoice, KeepAlive, SocketName, UserTimeout};
 
 use crate::adopt_args::AdoptArgs;
 use crate::bypass_args::BypassArgs;
+use crate::control_args::{ControlArgs, WhichArgs};
 use crate::file_access::FileAccess;
 use crate::mesh_args::MeshArgs;
 use crate::peer_timeouts::{PeerTimeouts, keepalive, user_timeout};
@@ -235,6 +236,9 @@ pub(crate) struct RelayArgs {
 
     #[command(flatten)]
     pub(crate) life: LifeArgs,
+
+    #[command(flatten)]
+    pub(crate) control: ControlArgs,
 }
 
 /// Run the listeners, routes and backends of a configuration.
@@ -251,26 +255,35 @@ pub(crate) struct RunArgs {
     /// The configuration, in TOML.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) control: ControlArgs,
 }
 
 /// Have the process that runs a configuration read it again.
 ///
-/// Prints why if nothing has changed.
+/// Prints why if nothing has changed. Without options, it reloads the only process with a configuration that this user
+/// may ask, and refuses to choose among several.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::ASK))]
 pub(crate) struct ReloadArgs {
-    /// The configuration that the process runs.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
+    #[command(flatten)]
+    pub(crate) which: WhichArgs,
 }
 
-/// Show connections, servers and counts of the process that runs a configuration, as JSON.
+/// Show connections, servers and counts of running processes.
+///
+/// Without options, it shows all processes that this user may ask: its own, and as root those of every user.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::ASK))]
 pub(crate) struct StatusArgs {
-    /// The configuration that the process runs.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
+    #[command(flatten)]
+    pub(crate) which: WhichArgs,
+
+    /// Print JSON: a list of processes, each with socket, process, connections, listeners and backends, as
+    /// docs/control.md describes them.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Accept connections on LISTEN and echo every byte: each connection is spliced to itself.
@@ -296,6 +309,9 @@ pub(crate) struct EchoArgs {
 
     #[command(flatten)]
     pub(crate) life: LifeArgs,
+
+    #[command(flatten)]
+    pub(crate) control: ControlArgs,
 }
 
 /// Limits and times that the relay and the echo have in common.

@@ -103,6 +103,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
             .map_or(plan.max_sessions, |most| most as usize),
         drain_timeout: args.life.drain_timeout,
         access_log: args.access_log,
+        control: args.control,
         ..plan
     })
 }
@@ -152,6 +153,7 @@ fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<
         max_connections: args.life.max_connections,
         drain_timeout: args.life.drain_timeout,
         access_log: args.access_log,
+        control: args.control,
     })
 }
 

@@ -21,6 +21,7 @@ mod config;
 mod connect_error;
 mod connection;
 mod connection_limit;
+mod control_args;
 mod datagram;
 mod deployment;
 mod diagnostics;
@@ -77,7 +78,6 @@ use crate::exit_status::{CUT_SHORT, Ended, FAILED, WRONG_USAGE};
 use crate::kinds::Kinds;
 use crate::relay::Configuration;
 use crate::signal::Signals;
-use crate::standard_output::print;
 
 fn main() -> ExitCode {
     // First of all: until then a signal kills the process silently.
@@ -113,11 +113,14 @@ fn main() -> ExitCode {
 fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     match command {
         Command::Relay(args) => match Kinds::of(args)? {
-            Kinds::Streams(plan) => relay::run(&plan, None, signals, diagnostics),
+            Kinds::Streams(plan) => relay::run(&plan, "relay", None, signals, diagnostics),
             Kinds::Datagrams(plan) => datagram::run(plan, signals, diagnostics).map(ended),
             Kinds::Others(plan) => plain::run(plan, signals, diagnostics).map(ended),
         },
-        Command::Echo(args) => relay::run(&relay::plan_of_echo(args)?, None, signals, diagnostics),
+        Command::Echo(args) => {
+            let plan = relay::plan_of_echo(args)?;
+            relay::run(&plan, "echo", None, signals, diagnostics)
+        }
         Command::Mesh(args) => mesh::run(&args, signals, diagnostics),
         #[cfg(target_arch = "x86_64")]
         Command::Adopt(args) => adopt::run(&args, signals, diagnostics),
@@ -125,24 +128,27 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
         Command::Adopt(_) => anyhow::bail!("spliced adopt works on x86-64 only so far"),
         Command::Bypass(args) => bypass::run(args, signals, diagnostics),
         Command::Run(args) => {
-            let plan = config::read(&args.config)?;
-            let path = args.config.clone();
-            let read = Box::new(move || Ok(config::read(&path)?));
+            let (path, control) = (args.config.clone(), args.control);
+            let read = move || {
+                let mut plan = config::read(&path)?;
+                plan.control = control.over(plan.control);
+                Ok(plan)
+            };
+            let plan = read()?;
+            let read = Box::new(read);
             let configuration = Configuration {
                 path: args.config,
                 read,
             };
-            relay::run(&plan, Some(configuration), signals, diagnostics)
+            relay::run(&plan, "run", Some(configuration), signals, diagnostics)
         }
         Command::Reload(args) => {
             signals.leave_to_default()?;
-            admin::ask(&args.config, admin::Request::Reload)?;
-            Ok(Ended::Well)
+            command::reload(&args).map(|()| Ended::Well)
         }
         Command::Status(args) => {
             signals.leave_to_default()?;
-            let status = admin::ask(&args.config, admin::Request::Status)?;
-            print(&format!("{status:#}\n")).map(|()| Ended::Well)
+            command::status(&args).map(|()| Ended::Well)
         }
         Command::Sessions(args) => {
             signals.leave_to_default()?;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use splice::{Address, EngineChoice};
 use splice_route::{Conditions, DestinationRule, Prefix};
 
+use crate::control_args::ControlArgs;
 use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
 
@@ -32,6 +33,7 @@ pub(crate) struct Plan {
     pub(crate) threads: Option<u16>,
     /// How long connections may go on after a signal to stop.
     pub(crate) drain_timeout: Duration,
+    pub(crate) control: ControlArgs,
     pub(crate) listeners: Vec<Arc<ListenerPlan>>,
     pub(crate) backends: Vec<Arc<BackendPlan>>,
     pub(crate) bypasses: Vec<splice::bypass::Options>,

@@ -14,20 +14,21 @@
 //! status 0. While it cuts connections, a second signal ends it without waiting for the logs
 //! (`signal.rs`).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, anyhow, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 use splice::Address;
 
-use crate::admin::{self, AdminSocket};
+use crate::admin::{self, AdminSocket, Facts};
 use crate::bypass;
 use crate::cli::{EchoArgs, RelayArgs};
 use crate::config::PrefixWatch;
+use crate::control_args::ControlArgs;
 use crate::deployment::{Deployment, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
@@ -62,6 +63,7 @@ pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Pl
     Plan {
         threads: args.life.threads,
         drain_timeout: args.life.drain_timeout,
+        control: args.control,
         listeners: vec![Arc::new(listener)],
         backends: vec![Arc::new(backend)],
         bypasses: Vec::new(),
@@ -87,6 +89,7 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Result<Plan> {
     Ok(Plan {
         threads: args.life.threads,
         drain_timeout: args.life.drain_timeout,
+        control: args.control,
         listeners: vec![Arc::new(listener)],
         backends: Vec::new(),
         bypasses: Vec::new(),
@@ -113,12 +116,14 @@ enum Event {
     LoopFailed(Error),
 }
 
-/// Runs `plan` until a signal ends it. A request to reload reads the next one from `configuration`.
+/// Runs `plan`, that of `spliced COMMAND`, until a signal ends it. A request to reload reads the next one from
+/// `configuration`.
 ///
 /// # Errors
 /// If the relay cannot start, or a loop fails.
 pub(crate) fn run(
     plan: &Plan,
+    command: &'static str,
     configuration: Option<Configuration>,
     signals: Signals,
     diagnostics: &Diagnostics,
@@ -157,11 +162,13 @@ pub(crate) fn run(
     bypasses.apply(&plan.bypasses)?;
     // From then on there may be a socket file to remove.
     deployment.apply(plan, || progress.running(), || Ok(()))?;
-    let admin = configuration
-        .as_ref()
-        .and_then(|configuration| open_admin_socket(&configuration.path, &sender));
+    let named = configuration.as_ref().map(|it| it.path.clone());
+    let facts = Arc::new(Facts::new(command, named));
+    let admin = open_admin_socket(&plan.control, &facts, &sender);
     let mut running = Running {
         drain_timeout: plan.drain_timeout,
+        control: plan.control.clone(),
+        facts,
         prefixes: PrefixWatch::of(plan),
         deployment,
         bypasses,
@@ -171,6 +178,7 @@ pub(crate) fn run(
     let drained = match running.next_event(None) {
         Some(Event::LoopFailed(error)) => Err(error),
         _ => {
+            running.facts.drains();
             // Another one may serve by now.
             admin.iter().for_each(AdminSocket::stop_waiting);
             running.drain(&sender)
@@ -208,10 +216,14 @@ pub(crate) fn run(
 }
 
 /// Without the socket the process still reloads on SIGHUP.
-fn open_admin_socket(configuration: &Path, sender: &Sender<Event>) -> Option<AdminSocket> {
+fn open_admin_socket(
+    control: &ControlArgs,
+    facts: &Arc<Facts>,
+    sender: &Sender<Event>,
+) -> Option<AdminSocket> {
     let sender = sender.clone();
     let ask = move |question| drop(sender.send(Event::Asked(question)));
-    AdminSocket::open(configuration, ask)
+    AdminSocket::open(control, Arc::clone(facts), ask)
         .inspect_err(admin::warn_unreachable)
         .ok()
 }
@@ -233,6 +245,8 @@ struct Running {
     /// Of the routes as they are now.
     prefixes: PrefixWatch,
     drain_timeout: Duration,
+    control: ControlArgs,
+    facts: Arc<Facts>,
     events: Receiver<Event>,
 }
 
@@ -261,8 +275,17 @@ impl Running {
                 Ok(Event::Asked(question)) => {
                     let answer = match question.request {
                         admin::Request::Reload => self.reload(deadline.is_some()),
-                        admin::Request::Status => Ok(self.deployment.status()),
-                        admin::Request::Sessions => self.deployment.process.sessions.told(),
+                        admin::Request::Status => Ok(self.status()),
+                        admin::Request::Listeners => {
+                            Ok(json!({ "listeners": self.deployment.listeners_told() }))
+                        }
+                        admin::Request::Backends => {
+                            Ok(json!({ "backends": self.deployment.backends_told() }))
+                        }
+                        admin::Request::Sessions(filters) => {
+                            self.deployment.process.sessions.told(&filters)
+                        }
+                        admin::Request::Session(id) => self.deployment.process.sessions.told_of(id),
                         admin::Request::Kill(id) => self.kill(id),
                     };
                     // Nobody receives if the client has gone away.
@@ -277,11 +300,17 @@ impl Running {
 
     /// Ends a session.
     fn kill(&self, id: u64) -> Result<Value> {
-        if !self.deployment.process.sessions.kill(id) {
-            bail!("there is no session {id}; 'spliced sessions' lists those that there are");
-        }
-        tracing::info!("connection {id} is ended, as was asked for");
-        Ok(Value::Null)
+        self.deployment.process.sessions.kill(id)?;
+        Ok(json!({ "ending": true }))
+    }
+
+    fn status(&self) -> Value {
+        json!({
+            "process": self.facts.told(),
+            "connections": self.deployment.process.connections.count(),
+            "listeners": self.deployment.listeners_told(),
+            "backends": self.deployment.backends_told(),
+        })
     }
 
     /// Changes to the configuration as it is now, or changes nothing but what [`bypass::Interrupted`] tells.
@@ -305,6 +334,11 @@ impl Running {
                         "the process keeps its {threads} threads; restart it to change their number"
                     );
                 }
+                if plan.control != self.control {
+                    tracing::warn!(
+                        "the process keeps its control socket; restart it to change [process]"
+                    );
+                }
                 self.drain_timeout = plan.drain_timeout;
                 self.prefixes = PrefixWatch::of(&plan);
                 Ok(())
@@ -313,7 +347,8 @@ impl Running {
         match applied {
             Ok(()) => {
                 tracing::info!("the configuration was reloaded");
-                Ok(Value::Null)
+                self.facts.reloaded(None);
+                Ok(json!({ "reloaded": true }))
             }
             Err(error) => {
                 let told = match error.is::<bypass::Interrupted>() {
@@ -321,6 +356,7 @@ impl Running {
                     false => "not reloaded, nothing has changed",
                 };
                 tracing::error!("{told}: {error:#}");
+                self.facts.reloaded(Some(format!("{told}: {error:#}")));
                 Err(error.context(told))
             }
         }

@@ -250,6 +250,7 @@ const FILES: Section = Section {
             "The relay appends to the file, and creates it if it does not exist. A FIFO needs no reader at \
              the start.",
         ),
+        CONTROL_SOCKET,
         SOCKET_FILE,
         LEGACY_TABLES,
     ],
@@ -257,7 +258,7 @@ const FILES: Section = Section {
 
 const ECHO_FILES: Section = Section {
     title: "Files",
-    entries: &[SOCKET_FILE],
+    entries: &[CONTROL_SOCKET, SOCKET_FILE],
 };
 
 const PORTS: Entry = Entry::Item(
@@ -346,16 +347,20 @@ const RUN_FILES: Section = Section {
             "access_log = \"PATH\"",
             "As --access-log of spliced-relay(1).",
         ),
-        Entry::Item(
-            "/run/spliced/*.sock, /run/user/UID/spliced/*.sock",
-            "Where 'spliced reload' and 'spliced status' reach the process: in the first directory for root, in the \
-             second for other users. A start removes those that nobody listens on. A process that starts while another \
-             one of the same configuration runs takes the socket over once that has ended.",
-        ),
+        CONTROL_SOCKET,
         SOCKET_FILE,
         LEGACY_TABLES,
     ],
 };
+
+const CONTROL_SOCKET: Entry = Entry::Item(
+    "$RUNTIME_DIRECTORY/PID.sock, $XDG_RUNTIME_DIR/spliced/PID.sock, /run/user/UID/spliced/PID.sock, \
+     /run/spliced/PID.sock, /tmp/spliced-UID/PID.sock",
+    "The control socket without --control: JSON over HTTP/1.1, for spliced-status(1), spliced-reload(1) and curl. It is in \
+     the first of these directories that the user of the process may write to; root begins with /run/spliced. A start \
+     removes those that nobody listens on. A socket that --control names belongs to one process; another one takes it over \
+     once that has ended.",
+);
 
 const RUN_RIGHTS: Section = Section {
     title: "Rights",
@@ -404,7 +409,7 @@ const ASK_EXIT_STATUS: Section = Section {
         Entry::Item("0", "done"),
         Entry::Item(
             "1",
-            "no process runs the configuration, or it refuses what is asked",
+            "there is no such process that this user may ask, or it refuses what is asked",
         ),
         Entry::Item("2", "wrong usage"),
     ],
@@ -413,8 +418,9 @@ const ASK_EXIT_STATUS: Section = Section {
 const ASK_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
-        "'spliced status', 'spliced sessions', 'spliced kill' and 'spliced reload' reach the processes of the user who \
-         runs them.",
+        "'spliced status', 'spliced sessions', 'spliced kill' and 'spliced reload' reach the processes of the user who runs \
+         them and those whose group has been given with --control-group. Root reaches those of every user, also with \
+         another root directory and in other namespaces.",
     )],
 };
 

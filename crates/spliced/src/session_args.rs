@@ -1,23 +1,22 @@
 //! The command line of `spliced sessions` and `spliced kill`.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 
+use crate::control_args::WhichArgs;
 use crate::sections::{self, as_help};
 
-/// Show the live sessions of the process that runs a configuration: who is connected with whom, by which engine, and
-/// how much passes.
+/// Show the live sessions of running processes: who is connected with whom, by which engine, and how much passes.
+///
+/// Without options, it shows those of all processes that this user may ask: its own, and as root those of every user.
 ///
 /// A session is a client's connection, from accept to its end. Bytes and the time since the last one are read where the
-/// engine counts them, in the kernel, too. The process is asked twice, half a second apart, for the rates. Nothing that
+/// engine counts them, in the kernel, too. Each process is asked twice, half a second apart, for the rates. Nothing that
 /// is shown wakes up or delays a session. docs/sessions.md has every column and field.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::ASK))]
 pub(crate) struct SessionsArgs {
-    /// The configuration that the process runs.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
+    #[command(flatten)]
+    pub(crate) which: WhichArgs,
     /// Show first what has the highest rate, what has moved most bytes, or what was accepted first [default: age].
     #[arg(long, value_enum, value_name = "BY")]
     pub(crate) sort: Option<SessionOrder>,
@@ -26,12 +25,15 @@ pub(crate) struct SessionsArgs {
     /// have to apply.
     #[arg(long, value_name = "FIELD=VALUE", value_parser = SessionFilter::parse)]
     pub(crate) filter: Vec<SessionFilter>,
-    /// Print JSON: sessions, each with all its fields.
+    /// Print JSON: sessions, each with all its fields, and the process that has it.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// End one session of the process that runs a configuration: its client and its server get a reset.
+/// End one session: its client and its server get a reset.
+///
+/// Without options, it ends the session with this id of the only process that has one, of those that this user may ask.
+/// If several have one, it refuses to choose.
 ///
 /// The access log then has the outcome "ended by an operator". The command does not wait until the session has ended.
 #[derive(Args, Debug)]
@@ -39,9 +41,8 @@ pub(crate) struct SessionsArgs {
 pub(crate) struct KillArgs {
     /// The session's id, as 'spliced sessions' and the logs have it.
     pub(crate) id: u64,
-    /// The configuration that the process runs.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
+    #[command(flatten)]
+    pub(crate) which: WhichArgs,
 }
 
 /// What comes first.
@@ -93,6 +94,12 @@ impl SessionFilter {
         let Some((name, value)) = text.split_once('=') else {
             return Err("it is not FIELD=VALUE, such as engine=copy".into());
         };
+        Self::new(name, value)
+    }
+
+    /// # Errors
+    /// If there is no such field.
+    pub(crate) fn new(name: &str, value: &str) -> Result<Self, String> {
         match SessionField::ALL.iter().find(|(known, _)| *known == name) {
             Some((_, field)) => Ok(Self {
                 field: *field,

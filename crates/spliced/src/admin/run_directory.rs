@@ -1,4 +1,4 @@
-//! The directory with the admin sockets of a user.
+//! The directory of a control socket.
 //!
 //! A socket is removed and made under a lock. Otherwise one start could take the socket that another one has just made
 //! from its place, and that would have to make it again. The lock is a file that only this user can open: whoever can
@@ -10,6 +10,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::fs::{Access, AtFlags, accessat};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, open, openat};
 use rustix::io::Errno;
 use rustix::process::{Uid, geteuid};
@@ -17,36 +18,28 @@ use rustix::process::{Uid, geteuid};
 use crate::file_lock::{FileLock, LOCK_WITHIN, LockWait};
 use crate::resource_limit::words;
 
-const LOCK: &str = "lock";
-
 /// A directory to which only this user and root can add files.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
     pub(super) path: PathBuf,
     pub(super) handle: OwnedFd,
+    /// The name of its lock.
+    lock: String,
     user: Uid,
 }
 
-/// Where the sockets of this user are.
-pub(super) fn path_for_user() -> PathBuf {
-    let user = geteuid();
-    match user.is_root() {
-        true => PathBuf::from("/run/spliced"),
-        false => PathBuf::from(format!("/run/user/{}/spliced", user.as_raw())),
-    }
-}
-
 impl RunDirectory {
-    /// Opens `path`, and makes it if there is none.
+    /// Opens `path`, and makes it if there is none. Others may enter it if it `lets_in`, as far as it is this user's: a
+    /// group may then connect to a socket in it.
     ///
     /// # Errors
     /// If somebody else could put a socket there.
-    pub(super) fn open(path: PathBuf) -> Result<Self> {
+    pub(super) fn open(path: PathBuf, lock: &str, lets_in: bool) -> Result<Self> {
         let shown = path.display();
         // One that is there already may be a symbolic link, or somebody else's.
         DirBuilder::new()
             .recursive(true)
-            .mode(0o700)
+            .mode(if lets_in { 0o711 } else { 0o700 })
             .create(&path)
             .map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -79,10 +72,37 @@ impl RunDirectory {
         );
         ensure!(
             mode & 0o022 == 0,
-            "others may write to {shown} (mode {mode:04o}) and could answer in the place of this process; run 'chmod go-w \
-             {shown}'"
+            "others may write to {shown} (mode {mode:04o}) and could answer in the place of this process; {}",
+            match mode & 0o1000 {
+                0 => format!("run 'chmod go-w {shown}'"),
+                // It is for everybody, such as /tmp.
+                _ => "choose a directory below it".into(),
+            }
         );
-        Ok(Self { path, handle, user })
+        let wanted = Access::WRITE_OK | Access::EXEC_OK;
+        accessat(&handle, "", wanted, AtFlags::EACCESS | AtFlags::EMPTY_PATH)
+            .or_else(|errno| match errno {
+                // Before Linux 5.8 there is no faccessat2(2).
+                Errno::NOSYS | Errno::INVAL => Ok(()),
+                errno => Err(errno),
+            })
+            .map_err(|errno| {
+                anyhow!(
+                    "user {} cannot write to {shown}: {}; give the directory to this user",
+                    user.as_raw(),
+                    words(errno)
+                )
+            })?;
+        if lets_in && owner == user.as_raw() && mode & 0o011 != 0o011 {
+            fchmod(&handle, Mode::from_raw_mode(mode | 0o011))
+                .with_context(|| format!("cannot let others enter {shown}"))?;
+        }
+        Ok(Self {
+            path,
+            handle,
+            lock: lock.into(),
+            user,
+        })
     }
 
     /// Waits until no other start of this user looks for its socket. That ends when the result is dropped.
@@ -90,13 +110,13 @@ impl RunDirectory {
     /// # Errors
     /// If another one keeps the lock, or it cannot be trusted.
     pub(super) fn lock(&self) -> Result<FileLock> {
-        let path = self.path.join(LOCK);
+        let path = self.path.join(&self.lock);
         let shown = path.display();
         // A FIFO would not have to be waited for.
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
-        let lock = openat(&self.handle, LOCK, flags, mode).map_err(|errno| {
+        let lock = openat(&self.handle, &self.lock, flags, mode).map_err(|errno| {
             anyhow!(
                 "cannot open {shown}: {}; {}",
                 words(errno),
@@ -151,6 +171,8 @@ mod tests {
 
     use super::*;
 
+    const LOCK: &str = "lock";
+
     /// Owns nothing, by convention.
     const NOBODY: u32 = 65534;
 
@@ -163,7 +185,7 @@ mod tests {
         let scratch = Scratch::new("admin").expect("a directory");
         let path = scratch.path().join("run");
         let refusal = || {
-            RunDirectory::open(path.clone())
+            RunDirectory::open(path.clone(), "lock", false)
                 .expect_err("refused")
                 .to_string()
         };
@@ -171,11 +193,13 @@ mod tests {
         for mode in [0o777, 0o770, 0o1702] {
             set_mode(&path, mode);
             let told = refusal();
+            let is_for_all = mode & 0o1000 != 0;
+            assert_eq!(told.contains("choose a directory"), is_for_all, "{told}");
             assert!(told.contains("others may write to /"), "{told}");
             assert!(told.contains(&format!("(mode {mode:04o})")), "{told}");
         }
         set_mode(&path, 0o755);
-        RunDirectory::open(path.clone()).expect("usable");
+        RunDirectory::open(path.clone(), "lock", false).expect("usable");
         if available(Need::Root) {
             chown(&path, Some(NOBODY), None).expect("given away");
             let told = refusal();
@@ -190,7 +214,7 @@ mod tests {
     #[test]
     fn a_lock_is_for_its_user_alone_and_not_waited_for_long() {
         let scratch = Scratch::new("admin").expect("a directory");
-        let directory = RunDirectory::open(scratch.path().into()).expect("usable");
+        let directory = RunDirectory::open(scratch.path().into(), LOCK, false).expect("usable");
         let path = scratch.path().join(LOCK);
         let held = directory.lock().expect("locked");
         let mode = fs::metadata(&path).expect("a file").permissions().mode();

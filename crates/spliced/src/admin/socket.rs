@@ -1,4 +1,4 @@
-//! The admin socket of a running process: how it gets it, and keeps it.
+//! The control socket of a running process: how it gets it, and keeps it.
 
 use std::io::ErrorKind;
 use std::mem;
@@ -8,12 +8,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context as _, Error, Result, anyhow};
 use rustix::net::sockopt;
 
-use super::run_directory::{self, RunDirectory};
+use super::Question;
+use super::directories;
+use super::facts::Facts;
+use super::name::Name;
+use super::run_directory::RunDirectory;
+use super::server::{Access, Server};
 use super::taken::Taken;
-use super::{Question, name_for, serve};
+use crate::control_args::ControlArgs;
 use crate::listener::SocketFile;
 
 /// How often a process that is asked nothing looks whether the file of its socket is still there.
@@ -22,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The pause after a failure of this host.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The socket of a running process; its file is removed on drop.
+/// The sockets of a running process; their files are removed on drop. Each goes its own way:
 ///
 /// ```text
 /// opening ──▶ listening
@@ -31,9 +36,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 ///  ▼  │ another process has the socket, which drains, or something fails
 /// waiting
 /// ```
-#[derive(Debug)]
 pub(crate) struct AdminSocket {
-    held: Arc<Mutex<Held>>,
+    held: Vec<Arc<Mutex<Held>>>,
 }
 
 #[derive(Debug)]
@@ -47,65 +51,122 @@ enum Held {
     NoMore,
 }
 
+/// Where a socket may be.
+#[derive(Clone, Debug)]
+struct Place {
+    directory: PathBuf,
+    name: Name,
+    lock: String,
+}
+
 impl AdminSocket {
-    /// Listens for those who ask for the process that runs `configuration`, as soon as no other process does. That one
-    /// may be ending.
+    /// Listens for those who ask, as soon as no other process has the socket. That one may be ending.
     ///
     /// # Errors
-    /// If the configuration is gone, or there can be no thread. What else stands in the way is logged.
+    /// If there can be no thread. What else stands in the way is logged.
     pub(crate) fn open(
-        configuration: &Path,
-        ask: impl Fn(Question) + Send + 'static,
+        control: &ControlArgs,
+        facts: Arc<Facts>,
+        ask: impl Fn(Question) + Send + Sync + 'static,
     ) -> Result<Self> {
-        Self::open_in(run_directory::path_for_user(), configuration, ask)
+        let server = Arc::new(Server::start(facts, ask)?);
+        let mut socket = Self { held: Vec::new() };
+        let places = match &control.control {
+            Some(path) => vec![Place::given(path)?],
+            None => Place::of_this_user(),
+        };
+        let access = Access {
+            group: control.control_group,
+            reads_only: false,
+        };
+        socket.add(places, access, &server)?;
+        if let Some(path) = &control.control_read {
+            let access = Access {
+                group: control.control_read_group,
+                reads_only: true,
+            };
+            socket.add(vec![Place::given(path)?], access, &server)?;
+        }
+        Ok(socket)
     }
 
-    fn open_in(
-        directory: PathBuf,
-        configuration: &Path,
-        ask: impl Fn(Question) + Send + 'static,
-    ) -> Result<Self> {
-        let name = name_for(configuration)?;
-        let shown = configuration.display().to_string();
+    fn add(&mut self, places: Vec<Place>, access: Access, server: &Arc<Server>) -> Result<()> {
         let held = Arc::new(Mutex::new(Held::NotYet));
         let opening = Opening {
-            directory,
-            name,
-            configuration: shown,
+            places,
+            access,
             held: Arc::clone(&held),
         };
+        let server = Arc::clone(server);
         thread::Builder::new()
             .name("admin".into())
             .spawn(move || {
                 while let Some(listener) = opening.finish() {
-                    accept(&listener, &ask, || opening.is_gone());
+                    accept(&listener, &server, access, || opening.is_gone());
                 }
             })
-            .context("cannot start the thread of the admin socket")?;
-        Ok(Self { held })
+            .context("cannot start the thread of the control socket")?;
+        self.held.push(held);
+        Ok(())
     }
 
     /// Leaves the socket to others, unless this process has it.
     pub(crate) fn stop_waiting(&self) {
-        let mut held = lock(&self.held);
-        *held = match mem::replace(&mut *held, Held::NoMore) {
-            Held::File(file) | Held::Last(file) => Held::Last(file),
-            Held::NotYet | Held::NoMore => Held::NoMore,
-        };
+        for held in &self.held {
+            let mut held = lock(held);
+            *held = match mem::replace(&mut *held, Held::NoMore) {
+                Held::File(file) | Held::Last(file) => Held::Last(file),
+                Held::NotYet | Held::NoMore => Held::NoMore,
+            };
+        }
     }
 }
 
 impl Drop for AdminSocket {
     fn drop(&mut self) {
-        *lock(&self.held) = Held::NoMore;
+        for held in &self.held {
+            *lock(held) = Held::NoMore;
+        }
+    }
+}
+
+impl Place {
+    /// At a path that somebody has given.
+    fn given(path: &Path) -> Result<Self> {
+        let path = std::path::absolute(path)
+            .with_context(|| format!("cannot use {} as a control socket", path.display()))?;
+        let name = path.file_name().and_then(|name| name.to_str());
+        let (Some(name), Some(directory)) = (name, path.parent()) else {
+            return Err(anyhow!(
+                "{} is no path of a file; choose another one for the control socket",
+                path.display()
+            ));
+        };
+        Ok(Self {
+            // /var/run is a symbolic link in many places.
+            directory: directory
+                .canonicalize()
+                .unwrap_or_else(|_| directory.into()),
+            name: Name::Given(name.into()),
+            lock: format!(".{name}.lock"),
+        })
+    }
+
+    fn of_this_user() -> Vec<Self> {
+        let directories = directories::of_this_user();
+        let place = |directory| Self {
+            directory,
+            name: Name::OfProcess,
+            lock: "lock".into(),
+        };
+        directories.into_iter().map(place).collect()
     }
 }
 
 /// A socket that is not there yet.
 struct Opening {
-    directory: PathBuf,
-    name: String,
-    configuration: String,
+    places: Vec<Place>,
+    access: Access,
     held: Arc<Mutex<Held>>,
 }
 
@@ -119,7 +180,7 @@ impl Opening {
                 Ok(Attempt::Opened(listener)) => {
                     if waits || has_failed {
                         tracing::info!(
-                            "'spliced reload' and 'spliced status' reach this process now"
+                            "'spliced status' and 'spliced reload' reach this process now"
                         );
                     }
                     return Some(listener);
@@ -128,9 +189,9 @@ impl Opening {
                 Ok(Attempt::Taken(taken)) => {
                     if !waits {
                         tracing::warn!(
-                            "'spliced reload' and 'spliced status' cannot reach this process yet: another process runs \
-                             {}; they will once that has ended, and SIGHUP reloads this one",
-                            self.configuration
+                            "'spliced status' and 'spliced reload' cannot reach this process yet: another process has \
+                             the control socket {}; they will once that has ended, and SIGHUP reloads this one",
+                            taken.path().display()
                         );
                     }
                     waits = true;
@@ -151,17 +212,39 @@ impl Opening {
         }
     }
 
+    /// Tries one place after the other.
     fn attempt(&self, is_first: bool) -> Result<Attempt> {
+        let mut failed = Vec::new();
+        for place in &self.places {
+            match self.attempt_at(place, is_first) {
+                Ok(attempt) => return Ok(attempt),
+                Err(error) => failed.push(format!("{error:#}")),
+            }
+        }
+        match &failed[..] {
+            [only] if self.places.len() == 1 => Err(anyhow!("{only}")),
+            all => Err(anyhow!(
+                "there is no directory for the control socket ({}); choose one with --control PATH or RUNTIME_DIRECTORY",
+                all.join("; ")
+            )),
+        }
+    }
+
+    fn attempt_at(&self, place: &Place, is_first: bool) -> Result<Attempt> {
         // The process that has ended may have taken the directory along.
-        let directory = RunDirectory::open(self.directory.clone())?;
-        let attempted = self.attempt_in(&directory, is_first);
+        let directory = RunDirectory::open(
+            place.directory.clone(),
+            &place.lock,
+            self.access.group.is_some(),
+        )?;
+        let attempted = self.attempt_in(&directory, &place.name, is_first);
         if is_first {
-            directory.clean();
+            directory.clean(&place.name);
         }
         attempted
     }
 
-    fn attempt_in(&self, directory: &RunDirectory, is_first: bool) -> Result<Attempt> {
+    fn attempt_in(&self, directory: &RunDirectory, name: &Name, is_first: bool) -> Result<Attempt> {
         let lock = directory.lock();
         if let (Err(error), true) = (&lock, is_first) {
             tracing::warn!("{error:#}; this process goes on without the lock");
@@ -170,13 +253,19 @@ impl Opening {
         if matches!(*held, Held::NoMore) {
             return Ok(Attempt::TooLate);
         }
-        Ok(match directory.listen(&self.name)? {
-            Ok((listener, file)) => {
-                *held = Held::File(file);
-                Attempt::Opened(listener)
+        let mut taken = None;
+        for name in name.to_try() {
+            match directory.listen(&name, self.access.group)? {
+                Ok((listener, file)) => {
+                    *held = Held::File(file);
+                    return Ok(Attempt::Opened(listener));
+                }
+                Err(found) => taken = Some(found),
             }
-            Err(taken) => Attempt::Taken(taken),
-        })
+        }
+        taken
+            .map(Attempt::Taken)
+            .context("the control socket has no name")
     }
 
     /// Whether the file of the socket is gone, or leads to another one, and the process is not ending.
@@ -198,25 +287,22 @@ enum Attempt {
 
 /// Says that the process has no socket. It still reloads on SIGHUP.
 pub(crate) fn warn_unreachable(error: &Error) {
-    tracing::warn!(
-        "'spliced reload' and 'spliced status' cannot reach this process: {error:#}; SIGHUP reloads it"
-    );
+    tracing::warn!("'spliced status' and 'spliced reload' cannot reach this process: {error:#}");
 }
 
 fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves one client after the other, until nobody finds the way here any more.
-fn accept(listener: &UnixListener, ask: &impl Fn(Question), is_gone: impl Fn() -> bool) {
+/// Hands each client to the server, until nobody finds the way here any more.
+fn accept(listener: &UnixListener, server: &Server, access: Access, is_gone: impl Fn() -> bool) {
     // A call that waits has reserved the descriptor of its client (`__sys_accept4_file`, Linux 6.18). So a process is
     // reached when it has none left, which it would not be after poll(2). If the timeout cannot be set, a file that is gone
     // stays so.
     let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, Some(LOOK_EVERY));
     loop {
         match listener.accept() {
-            // A client that goes away misses only its own answer.
-            Ok((client, _)) => drop(serve(client, ask)),
+            Ok((client, _)) => server.serve(client, access),
             // Whoever has connected before the file was gone has been served.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if is_gone() {
@@ -242,7 +328,7 @@ mod tests {
 
     use super::*;
 
-    /// The socket of a process for a configuration in `scratch`, and how often it was asked.
+    /// The socket of a process in `scratch`, and how often it was asked.
     fn opened(scratch: &Scratch) -> (AdminSocket, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);
@@ -250,18 +336,23 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
             let _ = question.answer.send(Ok(json!("done")));
         };
-        let directory = scratch.path().join("run");
-        let configuration = scratch.write("c.toml", "").expect("written");
-        let socket = AdminSocket::open_in(directory, &configuration, ask).expect("a thread");
+        let control = ControlArgs {
+            control: Some(socket_of(scratch)),
+            ..ControlArgs::default()
+        };
+        let facts = Arc::new(Facts::new("run", None));
+        let socket = AdminSocket::open(&control, facts, ask).expect("a thread");
         (socket, asked)
     }
 
+    fn socket_of(scratch: &Scratch) -> PathBuf {
+        scratch.path().join("run").join("control.sock")
+    }
+
     fn is_answered(scratch: &Scratch) -> bool {
-        let name = name_for(&scratch.path().join("c.toml")).expect("a name");
-        let path = scratch.path().join("run").join(name);
         let ask = || -> io::Result<String> {
-            let mut process = UnixStream::connect(&path)?;
-            writeln!(process, "status")?;
+            let mut process = UnixStream::connect(socket_of(scratch))?;
+            process.write_all(b"GET /v1/status HTTP/1.0\r\n\r\n")?;
             let mut answer = String::new();
             process.read_to_string(&mut answer)?;
             Ok(answer)
@@ -299,8 +390,7 @@ mod tests {
     fn a_socket_whose_file_is_gone_is_made_again() {
         let scratch = Scratch::new("admin").expect("a directory");
         let directory = scratch.path().join("run");
-        let path = directory
-            .join(name_for(&scratch.write("c.toml", "").expect("written")).expect("a name"));
+        let path = socket_of(&scratch);
         let (first, _) = opened(&scratch);
         until("it answers", || is_answered(&scratch));
         fs::remove_file(&path).expect("removed");
@@ -337,7 +427,7 @@ mod tests {
         fs::remove_dir_all(&directory).expect("removed");
         fs::write(&directory, "").expect("written");
         until("it is known", || {
-            matches!(*lock(&socket.held), Held::NotYet)
+            matches!(*lock(&socket.held[0]), Held::NotYet)
         });
         fs::remove_file(&directory).expect("removed");
         until("it answers again", || is_answered(&scratch));
@@ -347,7 +437,8 @@ mod tests {
     #[test]
     fn a_lock_that_somebody_keeps_delays_neither_start_nor_end() {
         let scratch = Scratch::new("admin").expect("a directory");
-        let directory = RunDirectory::open(scratch.path().join("run")).expect("usable");
+        let directory = RunDirectory::open(scratch.path().join("run"), ".control.sock.lock", false);
+        let directory = directory.expect("usable");
         let held = directory.lock().expect("locked");
         let begin = Instant::now();
         drop(opened(&scratch));

@@ -1,7 +1,7 @@
 //! A socket that another process has.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -37,6 +37,10 @@ impl Taken {
             path,
             owner: connected.and_then(owner_of),
         }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Waits until the process seems to be gone, or has to be asked again.

@@ -131,6 +131,18 @@ impl Health {
         }
     }
 
+    /// When it came back the last time, or was taken out; `None` if it has been in from the start. Checks have no clock
+    /// here.
+    pub(super) fn since(&self, now: Instant) -> Option<Instant> {
+        match self.traffic {
+            Traffic::Out { absence, .. } if now < absence.until => {
+                absence.until.checked_sub(absence.time)
+            }
+            Traffic::Out { absence, .. } => Some(absence.until),
+            Traffic::In { .. } => self.back_since,
+        }
+    }
+
     pub(super) fn thresholds(&self) -> Thresholds {
         self.thresholds
     }

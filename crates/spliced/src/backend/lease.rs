@@ -63,7 +63,7 @@ impl Lease {
 
     /// None of its addresses could be connected to.
     pub(crate) fn failed(&self, why: &str) {
-        if !self.server.connection_failed() {
+        if !self.server.connection_failed(why) {
             return;
         }
         match self.backend.plan().source {

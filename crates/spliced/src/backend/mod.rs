@@ -411,7 +411,7 @@ impl Backend {
             if !pool.may_take_out(server, now) {
                 return;
             }
-            server.take_out(cause, now)
+            server.take_out(cause, why, now)
         };
         let Some(time) = time else {
             return;

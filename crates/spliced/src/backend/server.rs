@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -29,6 +29,7 @@ pub(crate) struct Server {
     failed_connections: AtomicU64,
     early_resets: AtomicU64,
     health: Mutex<Health>,
+    history: Mutex<History>,
     /// What this host lacked when it could not be connected to at last, until it can.
     shortage: Mutex<Option<String>>,
     pub(super) roster: Arc<Roster>,
@@ -63,6 +64,7 @@ impl Server {
             failed_connections: AtomicU64::new(0),
             early_resets: AtomicU64::new(0),
             health: Mutex::new(Health::new(thresholds(plan.health.as_ref()))),
+            history: Mutex::new(History::new()),
             shortage: Mutex::default(),
             roster: Arc::default(),
             removed: AtomicBool::new(false),
@@ -162,6 +164,15 @@ impl Server {
             (health.check_failed(), health.thresholds().fall)
         };
         let went_down = change == Some(Change::WentDown);
+        {
+            let mut history = lock(&self.history);
+            history.failed(why);
+            if went_down {
+                history.down_since = Instant::now();
+            }
+            // As long as it is down, the last check says why.
+            history.why_down = why.into();
+        }
         if went_down {
             let row = in_a_row(fall);
             tracing::warn!(
@@ -179,7 +190,8 @@ impl Server {
     }
 
     /// Returns whether it is to be taken out.
-    pub(super) fn connection_failed(&self) -> bool {
+    pub(super) fn connection_failed(&self, why: &str) -> bool {
+        lock(&self.history).failed(why);
         self.failed_connections.fetch_add(1, Ordering::Relaxed);
         lock(&self.health).connection_failed(Instant::now())
     }
@@ -191,6 +203,7 @@ impl Server {
 
     /// Returns whether it is suspect.
     pub(super) fn early_reset(&self) -> bool {
+        lock(&self.history).failed("it reset a connection before its first byte");
         self.early_resets.fetch_add(1, Ordering::Relaxed);
         lock(&self.health).early_reset(Instant::now())
     }
@@ -201,8 +214,10 @@ impl Server {
     }
 
     /// Returns for how long, if it was up.
-    pub(super) fn take_out(&self, cause: Cause, now: Instant) -> Option<Duration> {
-        lock(&self.health).take_out(cause, now)
+    pub(super) fn take_out(&self, cause: Cause, why: &str, now: Instant) -> Option<Duration> {
+        let time = lock(&self.health).take_out(cause, now)?;
+        lock(&self.history).why_out = why.into();
+        Some(time)
     }
 
     /// It can be connected to, as far as this host goes.
@@ -229,12 +244,36 @@ impl Server {
     }
 
     pub(super) fn snapshot(&self) -> Value {
-        let state = self.state(Instant::now());
-        let (word, out_seconds) = match state {
-            State::Up => ("up", 0),
-            State::Down => ("down", 0),
-            State::Out(left) => ("out", left.as_millis().div_ceil(1000)),
+        let now = Instant::now();
+        let clocks = (now, SystemTime::now());
+        let (state, has_checks, since) = {
+            let health = lock(&self.health);
+            let has_checks = health.thresholds().has_checks;
+            (health.state(now), has_checks, health.since(now))
         };
+        let addresses = self.target.last_known();
+        let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        let history = lock(&self.history);
+        let mut since = since.unwrap_or(history.made);
+        let (word, out_seconds, why) = match state {
+            State::Up if addresses.is_empty() => ("unresolved", 0, Some(self.target.why_nowhere())),
+            State::Up if has_checks => ("up", 0, None),
+            State::Up => ("not checked", 0, None),
+            State::Down => {
+                since = history.down_since;
+                ("down", 0, Some(history.why_down.clone()))
+            }
+            State::Out(left) => {
+                let seconds = left.as_millis().div_ceil(1000);
+                ("out", seconds, Some(history.why_out.clone()))
+            }
+        };
+        let last_error = history.last_error.as_ref().map(|(at, why)| {
+            json!({
+                "time": wall_clock(*at, clocks),
+                "error": why,
+            })
+        });
         let [checks, connections, resets] = [
             &self.failed_checks,
             &self.failed_connections,
@@ -243,8 +282,12 @@ impl Server {
         .map(|count| count.load(Ordering::Relaxed));
         json!({
             "server": self.name(),
-            "up": state == State::Up,
+            "addresses": addresses,
+            "usable": state == State::Up,
             "state": word,
+            "why": why,
+            "since": wall_clock(since, clocks),
+            "last_error": last_error,
             "out_seconds": out_seconds,
             "backup": self.is_backup(),
             "weight": self.weight(),
@@ -256,6 +299,39 @@ impl Server {
             "early_resets": resets,
         })
     }
+}
+
+/// What an operator wants to know of a server that is not up.
+struct History {
+    made: Instant,
+    down_since: Instant,
+    why_down: String,
+    why_out: String,
+    last_error: Option<(Instant, String)>,
+}
+
+impl History {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            made: now,
+            down_since: now,
+            why_down: String::new(),
+            why_out: String::new(),
+            last_error: None,
+        }
+    }
+
+    fn failed(&mut self, why: &str) {
+        self.last_error = Some((Instant::now(), why.into()));
+    }
+}
+
+/// The time of day at `then`, as it is shown; `now` is by both clocks.
+fn wall_clock(then: Instant, now: (Instant, SystemTime)) -> String {
+    let ago = now.0.saturating_duration_since(then);
+    let at = now.1.checked_sub(ago);
+    humantime::format_rfc3339_millis(at.unwrap_or(SystemTime::UNIX_EPOCH)).to_string()
 }
 
 /// How often something has happened, in words.

@@ -1,19 +1,21 @@
 //! `spliced sessions`: the live sessions as a table or as JSON.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::io::{self, Write as _};
-use std::path::Path;
-use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
+use hyper::Method;
 use serde::Serialize;
 use serde_json::json;
+use tokio::time::sleep;
 
+use super::processes::{PATIENCE, Reached, Searched, all, search, wait_for, words};
 use super::table::{Table, bytes, time};
-use crate::admin::{self, Request};
-use crate::session_args::{SessionField, SessionFilter, SessionOrder, SessionsArgs};
+use crate::admin::{Failure, ask};
+use crate::session_args::{SessionOrder, SessionsArgs};
 use crate::sessions::{Answer, Row};
+use crate::standard_output::print;
 
 /// The time between the two looks that the rates are taken from.
 const LOOKS_APART: Duration = Duration::from_millis(500);
@@ -23,47 +25,119 @@ const LOOKS_APART: Duration = Duration::from_millis(500);
 /// # Errors
 /// If no process answers, or the answer cannot be printed.
 pub(crate) fn run(args: &SessionsArgs) -> Result<()> {
-    let before = look(&args.config)?;
-    thread::sleep(LOOKS_APART);
-    let mut rated = rated(&before, look(&args.config)?);
+    let (before, after, silent) = wait_for(async {
+        let Searched { reached, silent } = search(&args.which, "/v1/process").await?;
+        let first = look(reached).await?;
+        sleep(LOOKS_APART).await;
+        // Whoever has not answered is not asked again.
+        let mut second = look(first.asked).await?;
+        let silent = [silent, first.silent, std::mem::take(&mut second.silent)].concat();
+        Ok((first.told, second, silent))
+    })?;
+    for sentence in silent {
+        tracing::warn!("{sentence}");
+    }
+    let mut rated = rated(&before, after.told);
     rated.retain(|rated| args.filter.iter().all(|filter| filter.takes(&rated.row)));
-    if let Some(order) = args.sort {
-        sort(&mut rated, order);
-    }
-    let text = match args.json {
+    sort(&mut rated, args.sort.unwrap_or(SessionOrder::Age));
+    print(&match args.json {
         true => format!("{:#}\n", json!({ "sessions": rated })),
-        false => as_table(&rated),
-    };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // If the reader has gone away, nobody misses the rest.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot print the sessions"),
+        false => as_table(&rated, after.asked.len() > 1),
+    })
+}
+
+/// The process of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+struct Of {
+    process: u64,
+    /// Where it was asked, which no other process has.
+    socket: String,
+}
+
+impl Of {
+    fn new(reached: &Reached) -> Self {
+        Self {
+            process: reached.process()["pid"].as_u64().unwrap_or_default(),
+            socket: reached.socket.display().to_string(),
+        }
     }
+}
+
+/// What processes have told of their sessions.
+struct Look {
+    told: Vec<(Of, Row)>,
+    /// Those who have.
+    asked: Vec<Reached>,
+    /// Why others have not.
+    silent: Vec<String>,
 }
 
 /// A session with its rates.
 #[derive(Debug, Serialize)]
 struct Rated {
     #[serde(flatten)]
+    of: Of,
+    #[serde(flatten)]
     row: Row,
     client_to_target_bytes_per_second: u64,
     target_to_client_bytes_per_second: u64,
 }
 
-fn look(configuration: &Path) -> Result<Vec<Row>> {
-    let told = admin::ask(configuration, Request::Sessions)?;
-    let answer: Answer = serde_json::from_value(told).context(
-        "the process answers in another way than this version of spliced expects; use the version that runs",
-    )?;
-    Ok(answer.sessions)
+/// # Errors
+/// If nobody tells anything.
+async fn look(processes: Vec<Reached>) -> Result<Look> {
+    let has_several = processes.len() > 1;
+    let asked = processes.into_iter().map(|process| async move {
+        let answer = ask(&process.socket, Method::GET, "/v1/sessions", PATIENCE).await;
+        let answer = answer.and_then(|told| {
+            serde_json::from_value::<Answer>(told).map_err(|_| {
+                Failure::Told(
+                    "it answers in another way than this version of spliced expects; use the version that runs".into(),
+                )
+            })
+        });
+        (process, answer)
+    });
+    let mut answers = all(asked).await;
+    answers.sort_by_key(|(process, _)| process.process()["pid"].as_u64());
+    let mut look = Look {
+        told: Vec::new(),
+        asked: Vec::new(),
+        silent: Vec::new(),
+    };
+    for (process, answer) in answers {
+        match answer {
+            Ok(answer) => {
+                let of = Of::new(&process);
+                let sessions = answer.sessions.into_iter();
+                look.told.extend(sessions.map(|row| (of.clone(), row)));
+                look.asked.push(process);
+            }
+            // A process that has ended has no sessions.
+            Err(failure) => {
+                let id = &process.process()["pid"];
+                look.silent
+                    .extend(words(&failure, None).map(|why| match has_several {
+                        true => format!("process {id}: {why}"),
+                        false => why,
+                    }));
+            }
+        }
+    }
+    ensure!(
+        !look.asked.is_empty() || look.silent.is_empty(),
+        "{}",
+        look.silent.join("; ")
+    );
+    Ok(look)
 }
 
 /// The sessions of the second look, with what has passed since the first one.
-fn rated(before: &[Row], after: Vec<Row>) -> Vec<Rated> {
-    let before: HashMap<_, _> = before.iter().map(|row| (row.id, row)).collect();
-    let rated = after.into_iter().map(|row| {
+fn rated(before: &[(Of, Row)], after: Vec<(Of, Row)>) -> Vec<Rated> {
+    let before: HashMap<_, _> = before.iter().map(|(of, row)| ((of, row.id), row)).collect();
+    let rated = after.into_iter().map(|(of, row)| {
         // One that was not there then has its whole life to look at.
-        let (age_ms, there, back) = before.get(&row.id).map_or((0.0, 0, 0), |row| {
+        let (age_ms, there, back) = before.get(&(&of, row.id)).map_or((0.0, 0, 0), |row| {
             let (there, back) = (row.client_to_target_bytes, row.target_to_client_bytes);
             (row.age_ms, there, back)
         });
@@ -75,6 +149,7 @@ fn rated(before: &[Row], after: Vec<Row>) -> Vec<Rated> {
         Rated {
             client_to_target_bytes_per_second: rate(row.client_to_target_bytes, there),
             target_to_client_bytes_per_second: rate(row.target_to_client_bytes, back),
+            of,
             row,
         }
     });
@@ -83,51 +158,28 @@ fn rated(before: &[Row], after: Vec<Row>) -> Vec<Rated> {
 
 fn sort(rated: &mut [Rated], order: SessionOrder) {
     match order {
-        // As they come.
-        SessionOrder::Age => {}
+        // RFC 3339 in UTC has the order of time.
+        SessionOrder::Age => {
+            rated.sort_by(|one, other| one.row.accepted_at.cmp(&other.row.accepted_at));
+        }
         SessionOrder::Bytes => rated.sort_by_key(|one| {
             let row = &one.row;
-            std::cmp::Reverse(row.client_to_target_bytes + row.target_to_client_bytes)
+            Reverse(row.client_to_target_bytes + row.target_to_client_bytes)
         }),
         SessionOrder::Rate => rated.sort_by_key(|one| {
             let there = one.client_to_target_bytes_per_second;
-            std::cmp::Reverse(there + one.target_to_client_bytes_per_second)
+            Reverse(there + one.target_to_client_bytes_per_second)
         }),
     }
 }
 
-impl SessionFilter {
-    fn takes(&self, row: &Row) -> bool {
-        let phase = row.phase.word();
-        let field = match self.field {
-            SessionField::Listener => Some(&*row.listener),
-            SessionField::Client => Some(&*row.client),
-            SessionField::ServerName => row.server_name.as_deref(),
-            SessionField::Backend => row.backend.as_deref(),
-            SessionField::Server => row.server.as_deref(),
-            SessionField::Target => Some(&*row.target),
-            SessionField::Phase => Some(phase),
-            SessionField::Engine => row.engine.as_deref(),
-        };
-        let is_address = matches!(
-            self.field,
-            SessionField::Client | SessionField::Server | SessionField::Target
-        );
-        field.is_some_and(|field| field == self.value || is_address && host(field) == self.value)
-    }
-}
-
-/// An address without its port.
-fn host(address: &str) -> &str {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.trim_start_matches('[').trim_end_matches(']')
-}
-
-fn as_table(rated: &[Rated]) -> String {
+/// With the process of each session, if there are several.
+fn as_table(rated: &[Rated], has_several: bool) -> String {
     if rated.is_empty() {
         return "no sessions\n".into();
     }
-    let mut table = Table::new([
+    let heads = [
+        ">PROCESS",
         ">ID",
         "LISTENER",
         "CLIENT",
@@ -142,10 +194,13 @@ fn as_table(rated: &[Rated]) -> String {
         ">TO CLIENT",
         ">RATE",
         "WHY THIS ENGINE",
-    ]);
+    ];
+    let left_out = usize::from(!has_several);
+    let mut table = Table::new(&heads[left_out..]);
     for one in rated {
         let row = &one.row;
-        table.add([
+        let cells = [
+            one.of.process.to_string(),
             row.id.to_string(),
             row.listener.clone(),
             row.client.clone(),
@@ -160,7 +215,8 @@ fn as_table(rated: &[Rated]) -> String {
             bytes(row.target_to_client_bytes),
             format!("{}/s", bytes(one.target_to_client_bytes_per_second)),
             row.why_engine.clone(),
-        ]);
+        ];
+        table.add(cells.into_iter().skip(left_out));
     }
     table.text()
 }
@@ -170,8 +226,15 @@ mod tests {
     use super::*;
     use crate::sessions::{End, Phase};
 
-    fn row(id: u64, age_ms: f64, there: u64, back: u64) -> Row {
-        Row {
+    fn of(process: u64) -> Of {
+        Of {
+            process,
+            socket: process.to_string(),
+        }
+    }
+
+    fn row(id: u64, age_ms: f64, there: u64, back: u64) -> (Of, Row) {
+        let row = Row {
             id,
             unique_id: None,
             listener: "web".into(),
@@ -185,18 +248,21 @@ mod tests {
             target_stream: End::Open,
             engine: Some("copy".into()),
             why_engine: "asked for by name".into(),
-            accepted_at: String::new(),
+            accepted_at: format!("{:06}", 100_000.0 - age_ms),
             age_ms,
             idle_ms: 0.0,
             client_to_target_bytes: there,
             target_to_client_bytes: back,
-        }
+        };
+        (of(7), row)
     }
 
     #[test]
     fn a_rate_is_what_has_passed_between_the_looks() {
         let before = [row(1, 1000.0, 500, 7), row(2, 1.0, 1, 1)];
-        let after = vec![row(1, 1500.0, 1500, 7), row(3, 100.0, 0, 50)];
+        // Another process has a session with the same number.
+        let other = (of(8), row(1, 100.0, 100, 0).1);
+        let after = vec![row(1, 1500.0, 1500, 7), row(3, 100.0, 0, 50), other];
         let rated = rated(&before, after);
         let rates: Vec<_> = rated
             .iter()
@@ -208,7 +274,7 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(rates, [(1, 2000, 0), (3, 0, 500)]);
+        assert_eq!(rates, [(1, 2000, 0), (3, 0, 500), (1, 1000, 0)]);
     }
 
     #[test]
@@ -230,29 +296,6 @@ mod tests {
             sort(&mut rated, order);
             let sorted: Vec<_> = rated.iter().map(|one| one.row.id).collect();
             assert_eq!(sorted, ids, "{order:?}");
-        }
-    }
-
-    #[test]
-    fn a_filter_takes_what_has_its_value() {
-        let row = row(1, 0.0, 0, 0);
-        let takes = |field, value: &str| {
-            let value = value.into();
-            SessionFilter { field, value }.takes(&row)
-        };
-        for (field, value, is_taken) in [
-            (SessionField::Listener, "web", true),
-            (SessionField::Listener, "we", false),
-            (SessionField::Client, "::1", true),
-            (SessionField::Client, "[::1]:4711", true),
-            (SessionField::Client, "[::1]:471", false),
-            (SessionField::Target, "192.0.2.1", true),
-            (SessionField::ServerName, "", false),
-            (SessionField::Backend, "b", true),
-            (SessionField::Phase, "half-closed", true),
-            (SessionField::Engine, "pipe", false),
-        ] {
-            assert_eq!(takes(field, value), is_taken, "{field:?} {value}");
         }
     }
 }

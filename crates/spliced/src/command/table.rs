@@ -5,46 +5,44 @@ use std::fmt::Write as _;
 /// Between two columns.
 const GAP: &str = "  ";
 
-pub(super) struct Table<const COLUMNS: usize> {
-    rows: Vec<[String; COLUMNS]>,
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
     /// Numbers, which end at the same column.
-    is_right: [bool; COLUMNS],
+    is_right: Vec<bool>,
 }
 
-impl<const COLUMNS: usize> Table<COLUMNS> {
+impl Table {
     /// A column whose head begins with `>` has numbers.
-    pub(super) fn new(heads: [&str; COLUMNS]) -> Self {
+    pub(super) fn new(heads: &[&str]) -> Self {
+        let names = heads.iter().map(|head| head.trim_start_matches('>').into());
         Self {
-            rows: vec![heads.map(|head| head.trim_start_matches('>').into())],
-            is_right: heads.map(|head| head.starts_with('>')),
+            rows: vec![names.collect()],
+            is_right: heads.iter().map(|head| head.starts_with('>')).collect(),
         }
     }
 
-    /// Adds a row. What a terminal would act on is escaped: some of it was written by others.
-    pub(super) fn add(&mut self, cells: [String; COLUMNS]) {
-        self.rows.push(cells.map(|cell| {
-            if cell.is_empty() {
-                return "-".into();
-            }
-            match cell.contains(char::is_control) {
-                true => cell.escape_debug().to_string(),
-                false => cell,
-            }
-        }));
+    /// Adds a row, which has as many cells as the head.
+    pub(super) fn add(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells = cells.into_iter().map(|cell| match cell.is_empty() {
+            true => "-".into(),
+            false => printable(&cell),
+        });
+        self.rows.push(cells.collect());
     }
 
     pub(super) fn text(&self) -> String {
-        let widths: [usize; COLUMNS] = std::array::from_fn(|column| {
-            let cells = self.rows.iter().map(|row| row[column].chars().count());
-            cells.max().unwrap_or(0)
-        });
+        let mut widths = vec![0; self.is_right.len()];
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();
-            for (column, cell) in row.iter().enumerate() {
-                let width = widths[column];
+            for ((cell, &width), is_right) in row.iter().zip(&widths).zip(&self.is_right) {
                 // Writing to a string does not fail.
-                let _ = match self.is_right[column] {
+                let _ = match is_right {
                     true => write!(line, "{cell:>width$}{GAP}"),
                     false => write!(line, "{cell:<width$}{GAP}"),
                 };
@@ -53,6 +51,14 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
             text.push('\n');
         }
         text
+    }
+}
+
+/// Escapes what a terminal would act on: others have written some of it.
+pub(super) fn printable(text: &str) -> String {
+    match text.contains(char::is_control) {
+        true => text.escape_debug().to_string(),
+        false => text.into(),
     }
 }
 
@@ -90,10 +96,14 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_what_is_in_them() {
-        let mut table = Table::new(["NAME", ">BYTES", "WHY"]);
-        table.add(["a".into(), "1000".into(), "none".into()]);
-        table.add(["bcdefg".into(), "1".into(), String::new()]);
-        table.add(["\x1b[2J".into(), "100000".into(), "x".into()]);
+        let mut table = Table::new(&["NAME", ">BYTES", "WHY"]);
+        for row in [
+            ["a", "1000", "none"],
+            ["bcdefg", "1", ""],
+            ["\x1b[2J", "100000", "x"],
+        ] {
+            table.add(row.map(Into::into));
+        }
         assert_eq!(
             table.text(),
             "NAME        BYTES  WHY\n\

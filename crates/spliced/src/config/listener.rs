@@ -188,7 +188,10 @@ fn mode(value: &Value<'_>) -> Option<FileMode> {
 }
 
 /// The number of a user or group, or what it is for a name.
-fn number_of(value: &Value<'_>, look_up: fn(&str) -> Result<u32, String>) -> Option<u32> {
+pub(super) fn number_of(
+    value: &Value<'_>,
+    look_up: fn(&str) -> Result<u32, String>,
+) -> Option<u32> {
     if !value.is_text() {
         return value.number(0..=u32::MAX - 1);
     }

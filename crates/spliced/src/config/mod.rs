@@ -11,6 +11,7 @@ mod listener;
 mod notes;
 mod prefix_file;
 mod prefix_watch;
+mod process;
 mod removal;
 mod route;
 mod value;
@@ -116,6 +117,7 @@ fn plan(table: Table<'_>) -> Plan {
     table.set_some("threads", &mut threads, |value| value.number(1..=1024));
     let mut drain_timeout = DRAIN_TIMEOUT;
     table.set("drain_timeout", &mut drain_timeout, Value::time_or_zero);
+    let control = process::read(&table);
     let mut of_listeners = listener::silent();
     let mut removal = Removal::new(drain_timeout);
     let mut of_backends = backend::Settings::new(drain_timeout);
@@ -190,6 +192,7 @@ fn plan(table: Table<'_>) -> Plan {
     Plan {
         threads,
         drain_timeout,
+        control,
         listeners: listeners
             .into_iter()
             .map(|(_, listener)| Arc::new(listener))

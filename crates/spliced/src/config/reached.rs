@@ -54,6 +54,26 @@ fn examine(place: Place, lines: &str) -> Result<String, String> {
 const KEYS: &[(Place, &str, &str)] = &[
     (Place::Process, "threads = 3", "threads: Some(3)"),
     (Place::Process, "drain_timeout = '7s'", "drain_timeout: 7s"),
+    (
+        Place::Process,
+        "[process]\ncontrol = 'x'",
+        "control: Some(\"x\")",
+    ),
+    (
+        Place::Process,
+        "[process]\ncontrol_group = 7",
+        "control_group: Some(7)",
+    ),
+    (
+        Place::Process,
+        "[process]\ncontrol_read = 'x'",
+        "control_read: Some(\"x\")",
+    ),
+    (
+        Place::Process,
+        "[process]\ncontrol_read = 'y'\ncontrol_read_group = 7",
+        "control_read_group: Some(7)",
+    ),
     (Place::Listener, "name = 'l'", "name: \"l\""),
     (
         Place::Listener,
@@ -166,8 +186,8 @@ fn every_key_reaches_the_plan() {
 fn no_key_is_forgotten_here() {
     // Those of every configuration.
     let always = [
-        "address", "backend", "bypass", "defaults", "health", "listener", "protocol", "route",
-        "servers", "tcp",
+        "address", "backend", "bypass", "defaults", "health", "listener", "process", "protocol",
+        "route", "servers", "tcp",
     ];
     let of_defaults = super::precedence::keys_of_defaults();
     let places = [

@@ -40,6 +40,7 @@ use self::listeners::Listeners;
 pub(crate) use self::plan::DatagramPlan;
 use self::worker::{Shared, Worker};
 use crate::access_log::AccessLog;
+use crate::admin::{AdminSocket, Single};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::rate_limited_warning::RateLimitedWarning;
@@ -120,6 +121,16 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
             shared.plan.target
         );
     }
+    let counted = Arc::clone(&shared);
+    let single = Single {
+        listening: addresses.iter().map(|one| shared.plan.shown(one)).collect(),
+        target: shared.plan.target.to_string(),
+        counts: move || {
+            let count = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
+            (count(&counted.open), count(&counted.made))
+        },
+    };
+    let (facts, admin) = single.open(&shared.plan.control);
     let mut draining_until = None;
     let mut left = workers.len();
     let mut result = Ok(());
@@ -130,6 +141,8 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         match events.recv_timeout(wait) {
             Ok(Event::Reopen) => shared.access_log.iter().for_each(AccessLog::reopen),
             Ok(Event::Stop) if draining_until.is_none() => {
+                facts.drains();
+                admin.iter().for_each(AdminSocket::stop_waiting);
                 let timeout = shared.plan.drain_timeout;
                 let now = Instant::now();
                 draining_until = Some(now.checked_add(timeout).unwrap_or(now));
@@ -158,6 +171,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
             }
         }
     }
+    drop(admin);
     progress.ending(FAILED);
     workers.into_iter().for_each(Worker::join);
     let cut_short = shared.cut_short.load(Ordering::Relaxed);

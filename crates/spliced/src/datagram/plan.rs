@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use splice::{Address, SocketName};
 
+use crate::control_args::ControlArgs;
 use crate::socket_address::SocketAddress;
 
 /// The default time after which a session is idle. UDP has no end of its own; Envoy's relay of UDP waits as
@@ -29,6 +30,7 @@ pub(crate) struct DatagramPlan {
     pub(crate) max_sessions: usize,
     pub(crate) drain_timeout: Duration,
     pub(crate) access_log: Option<PathBuf>,
+    pub(crate) control: ControlArgs,
 }
 
 impl DatagramPlan {
@@ -44,6 +46,7 @@ impl DatagramPlan {
             max_sessions: MAX_SESSIONS,
             drain_timeout: crate::plan::DRAIN_TIMEOUT,
             access_log: None,
+            control: ControlArgs::default(),
         })
     }
 

@@ -442,8 +442,8 @@ impl Deployment {
         services.chain(forwardings).min()
     }
 
-    /// What runs, and what has been counted.
-    pub(crate) fn status(&self) -> Value {
+    /// The listeners, and what has been counted.
+    pub(crate) fn listeners_told(&self) -> Value {
         let listener = |listening: &Listening| {
             let service = &listening.service;
             json!({
@@ -453,11 +453,13 @@ impl Deployment {
                 "counts": service.counts,
             })
         };
-        json!({
-            "connections": self.process.connections.count(),
-            "listeners": self.listeners.values().map(listener).collect::<Vec<_>>(),
-            "backends": self.backends.values().map(|backend| backend.snapshot()).collect::<Vec<_>>(),
-        })
+        self.listeners.values().map(listener).collect()
+    }
+
+    /// The backends and their servers.
+    pub(crate) fn backends_told(&self) -> Value {
+        let backends = self.backends.values();
+        backends.map(|backend| backend.snapshot()).collect()
     }
 
     pub(crate) fn reopen_access_logs(&self) {

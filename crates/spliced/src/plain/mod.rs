@@ -15,7 +15,7 @@ mod socket;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ use self::place::Place;
 pub(crate) use self::plan::PlainPlan;
 use self::socket::Buffer;
 use crate::access_log::AccessLog;
+use crate::admin::{AdminSocket, Facts, Single};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::rate_limited_warning::RateLimitedWarning;
@@ -53,6 +54,10 @@ const LIMIT_PAUSE: Duration = Duration::from_millis(100);
 /// What the thread of the signals tells the relay.
 struct Control {
     stops: AtomicU8,
+    /// Connections that are open.
+    open: AtomicU64,
+    /// Connections so far.
+    made: AtomicU64,
     wake: OwnedFd,
 }
 
@@ -88,6 +93,8 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let control = Arc::new(Control {
         stops: AtomicU8::new(0),
+        open: AtomicU64::new(0),
+        made: AtomicU64::new(0),
         wake: wake.context("cannot create an eventfd")?,
     });
     let progress = signals.watch(diagnostics.clone(), false, {
@@ -106,9 +113,20 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
     progress.running();
     let target = Place::of(&plan.target, plan.connect_timeout)?;
     let (listener, address, _socket_file) = Place::to_listen(&plan.listen)?.listen()?;
+    let counted = Arc::clone(&control);
     let mut relay = Relay::new(plan, target, listener, access_log.clone(), control)?;
     tracing::info!("listening on {address}, relaying to {}", relay.plan.target);
+    let single = Single {
+        listening: vec![address.to_string()],
+        target: relay.plan.target.to_string(),
+        counts: move || {
+            let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            (count(&counted.open), count(&counted.made))
+        },
+    };
+    relay.told = Some(single.open(&relay.plan.control));
     let result = relay.run();
+    relay.told = None;
     progress.ending(FAILED);
     let cut_short = relay.connections.len();
     if cut_short > 0 {
@@ -148,6 +166,8 @@ struct Relay {
     access_log: Option<AccessLog>,
     control: Arc<Control>,
     drain_until: Option<Instant>,
+    /// What others are told, and where.
+    told: Option<(Arc<Facts>, Option<AdminSocket>)>,
     warning: RateLimitedWarning,
 }
 
@@ -181,6 +201,7 @@ impl Relay {
             access_log,
             control,
             drain_until: None,
+            told: None,
             warning: RateLimitedWarning::default(),
         })
     }
@@ -231,6 +252,10 @@ impl Relay {
     }
 
     fn drain(&mut self, now: Instant) {
+        if let Some((facts, admin)) = &self.told {
+            facts.drains();
+            admin.iter().for_each(AdminSocket::stop_waiting);
+        }
         let timeout = self.plan.drain_timeout;
         // Those in the backlog were accepted by the kernel: they are served.
         while self.listener.is_some() && self.accept_one() {}
@@ -333,6 +358,8 @@ impl Relay {
     /// Connects a client to the target.
     fn join(&mut self, client: OwnedFd) {
         self.made += 1;
+        self.control.made.store(self.made, Ordering::Relaxed);
+        self.control.open.fetch_add(1, Ordering::Relaxed);
         let within = self.plan.connect_timeout;
         let opening = Opening::new(Arc::clone(&self.target), Instant::now(), within);
         let messages = self.plan.is_messages();
@@ -387,6 +414,7 @@ impl Relay {
         let Some(connection) = self.connections.try_remove(number) else {
             return;
         };
+        self.control.open.fetch_sub(1, Ordering::Relaxed);
         self.unfinished.retain(|other| *other != number);
         self.opening.remove(&number);
         if connection.is_refused() {

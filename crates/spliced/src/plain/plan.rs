@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use splice::SocketName;
 
+use crate::control_args::ControlArgs;
+
 #[derive(Clone, Debug)]
 pub(crate) struct PlainPlan {
     pub(crate) listen: SocketName,
@@ -14,6 +16,7 @@ pub(crate) struct PlainPlan {
     pub(crate) max_connections: Option<u32>,
     pub(crate) drain_timeout: Duration,
     pub(crate) access_log: Option<PathBuf>,
+    pub(crate) control: ControlArgs,
 }
 
 impl PlainPlan {

@@ -8,10 +8,12 @@
 //! bytes are read where the loop, or a BPF program, counts them. The reader is another thread than the loops: it holds
 //! a lock that they need for [`CHUNK`] sessions at most.
 
+mod filter;
 mod row;
 mod session;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use splice::Waker;
@@ -80,21 +82,44 @@ impl Sessions {
         }
     }
 
-    /// Ends a session: both of its peers get a reset. Returns false if there is none with this id.
-    pub(crate) fn kill(&self, id: u64) -> bool {
+    fn get(&self, id: u64) -> Result<Arc<Session>, NoSession> {
         let shard = self.shard(id);
-        let Some(entered) = shard.get(&id) else {
-            return false;
-        };
+        let entered = shard.get(&id).ok_or(NoSession(id))?;
+        Ok(Arc::clone(&entered.session))
+    }
+
+    /// Ends a session: both of its peers get a reset.
+    ///
+    /// # Errors
+    /// If there is none with this id.
+    pub(crate) fn kill(&self, id: u64) -> Result<(), NoSession> {
+        let shard = self.shard(id);
+        let entered = shard.get(&id).ok_or(NoSession(id))?;
         entered.session.kill();
         entered.waker.close();
-        true
+        Ok(())
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, BTreeMap<u64, Entered>> {
         lock(&self.shards[id as usize % SHARDS])
     }
 }
+
+/// No session is alive that has this id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoSession(pub(crate) u64);
+
+impl fmt::Display for NoSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "there is no session {}; 'spliced sessions' lists those that there are",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for NoSession {}
 
 impl Drop for Entry {
     fn drop(&mut self) {
@@ -198,14 +223,14 @@ mod tests {
         let [first, second] = [1, 17].map(session);
         let entries = [&first, &second]
             .map(|one| sessions.enter(one, event_loop.spawn(Box::new(Connection))));
-        assert!(!sessions.kill(33));
-        assert!(sessions.kill(17));
+        assert_eq!(sessions.kill(33), Err(NoSession(33)));
+        assert_eq!(sessions.kill(17), Ok(()));
         for _ in 0..3 {
             event_loop.turn(Some(Duration::ZERO)).expect("a turn");
         }
         assert_eq!(event_loop.tasks(), 1);
         assert!(second.is_killed() && !first.is_killed());
         drop(entries);
-        assert!(!sessions.kill(1));
+        assert_eq!(sessions.kill(1), Err(NoSession(1)));
     }
 }

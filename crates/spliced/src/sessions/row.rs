@@ -8,6 +8,7 @@ use serde_json::Value;
 use splice::Stream;
 
 use super::{Phase, Session, Sessions};
+use crate::session_args::SessionFilter;
 
 /// The answer to `spliced sessions`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,20 +59,58 @@ pub(crate) enum End {
 }
 
 impl Sessions {
-    /// What is known of each session now, for those who ask, in the order in which they were accepted.
+    /// What is known now of each session that all `filters` take, in the order in which they were accepted.
     ///
     /// # Errors
     /// None that is known: a row is plain data.
-    pub(crate) fn told(&self) -> Result<Value> {
+    pub(crate) fn told(&self, filters: &[SessionFilter]) -> Result<Value> {
+        let clocks = Clocks::now();
         let mut sessions = Vec::new();
-        self.visit(|some| sessions.extend(some.iter().map(|session| Row::of(session))));
+        self.visit(|some| {
+            let rows = some.iter().map(|session| Row::of(session, clocks));
+            sessions.extend(rows.filter(|row| filters.iter().all(|filter| filter.takes(row))));
+        });
         sessions.sort_unstable_by_key(|row| row.id);
         Ok(serde_json::to_value(Answer { sessions })?)
+    }
+
+    /// What is known now of the session with this id.
+    ///
+    /// # Errors
+    /// [`super::NoSession`].
+    pub(crate) fn told_of(&self, id: u64) -> Result<Value> {
+        let session = self.get(id)?;
+        Ok(serde_json::to_value(Row::of(&session, Clocks::now()))?)
+    }
+}
+
+/// One moment by both clocks, so that sessions keep the order in which they were accepted.
+#[derive(Clone, Copy)]
+struct Clocks {
+    steady: Instant,
+    of_day: SystemTime,
+}
+
+impl Clocks {
+    fn now() -> Self {
+        Self {
+            steady: Instant::now(),
+            of_day: SystemTime::now(),
+        }
+    }
+
+    fn time_of_day(self, then: Instant) -> String {
+        let at = match self.steady.checked_duration_since(then) {
+            Some(ago) => self.of_day.checked_sub(ago),
+            None => self.of_day.checked_add(then - self.steady),
+        };
+        at.map(|at| humantime::format_rfc3339_millis(at).to_string())
+            .unwrap_or_default()
     }
 }
 
 impl Row {
-    fn of(session: &Session) -> Self {
+    fn of(session: &Session, clocks: Clocks) -> Self {
         let (mut row, pair) = {
             let facts = session.facts();
             let row = Self {
@@ -114,17 +153,13 @@ impl Row {
             moved_at = pair.moved_at();
         }
         let now = Instant::now();
-        let age = now.saturating_duration_since(session.accepted_at());
         let milliseconds = |since: Instant| {
             let time = now.saturating_duration_since(since);
             time.as_micros() as f64 / 1000.0
         };
         row.age_ms = milliseconds(session.accepted_at());
         row.idle_ms = milliseconds(moved_at);
-        let accepted_at = SystemTime::now().checked_sub(age);
-        row.accepted_at = accepted_at
-            .map(|at| humantime::format_rfc3339_millis(at).to_string())
-            .unwrap_or_default();
+        row.accepted_at = clocks.time_of_day(session.accepted_at());
         row
     }
 }

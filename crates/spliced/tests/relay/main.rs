@@ -29,6 +29,7 @@ mod bypass_killed;
 mod bypass_reload;
 mod bypass_status;
 mod config;
+mod control;
 mod datagrams;
 mod doctor;
 mod echo;

@@ -223,8 +223,9 @@ fn without_descriptors_a_silent_address_makes_room_for_the_next_one() {
     let configuration = configuration("connect_timeout = \"1s\"")
         .replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
     let proxy = Proxy::start(&configuration, &mut stage.spliced(&[SILENT_V6, OWN[0]]));
+    let address = proxy.address("l");
     limit_descriptors(&proxy, 2);
-    let (opened, took) = stage.ask(&proxy.address("l"), 0);
+    let (opened, took) = stage.ask(&address, 0);
     assert_eq!(opened, 2);
     assert!(took >= DELAY, "{took:?}");
     assert_eq!(server.finish(), [0]);
@@ -232,8 +233,9 @@ fn without_descriptors_a_silent_address_makes_room_for_the_next_one() {
     // None of them answers, which is not known for sure.
     let silent = [SILENT_V6, SILENT[0], SILENT[1]];
     let proxy = Proxy::start(&configuration, &mut stage.spliced(&silent));
+    let address = proxy.address("l");
     limit_descriptors(&proxy, 2);
-    stage.enter(|| Peer::is_reset_by(&proxy.address("l")));
+    stage.enter(|| Peer::is_reset_by(&address));
     let line = proxy.relay.wait_logged("no target: ");
     assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
     assert_eq!(proxy.of("backends", "b")["servers"][0]["failures"], 0);

@@ -274,9 +274,33 @@ impl Relay {
             .collect()
     }
 
+    /// Waits until it has its control socket, which it makes beside everything else.
+    fn settle(&self) {
+        let arguments = self.file("cmdline");
+        let mut arguments = arguments.split('\0');
+        if !arguments.any(|argument| ["relay", "run", "echo"].contains(&argument)) {
+            return;
+        }
+        let id = self.process.id();
+        until("it has its control socket", || {
+            let links = self.entries("fd").into_iter().filter_map(|number| {
+                let link = fs::read_link(format!("/proc/{id}/fd/{number}")).ok()?;
+                link.into_os_string().into_string().ok()
+            });
+            let links: Vec<String> = links.collect();
+            let has = |words: &str| links.iter().any(|link| link.contains(words));
+            // Those of its directory are open until it listens.
+            has(".spliced-")
+                && !links
+                    .iter()
+                    .any(|link| link.ends_with("spliced") || link.ends_with("/lock"))
+        });
+    }
+
     /// The number of its descriptors, without those of BPF programs, which stay open after their first
     /// use.
     pub(crate) fn descriptors(&self) -> usize {
+        self.settle();
         let is_bpf = |number: &String| {
             let path = format!("/proc/{}/fd/{number}", self.process.id());
             let found = fs::read_link(path).unwrap_or_default();
@@ -342,7 +366,8 @@ impl Relay {
         self.descriptor_infos()
             .iter()
             .map(|info| info.lines().filter(|line| line.starts_with("tfd:")).count())
-            .filter(|count| *count > 0)
+            // The loop of the control socket has one.
+            .filter(|count| *count > 1)
             .collect()
     }
 

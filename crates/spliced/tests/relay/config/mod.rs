@@ -123,6 +123,7 @@ fn the_manual_has_every_key() {
     for table in [
         "x_y_z = 1\n",
         "[defaults]\nx_y_z = 1\n",
+        "[process]\nx_y_z = 1\n",
         "[[listener]]\nx_y_z = 1\n",
         "[[listener]]\nclient_prefix = { x_y_z = 1 }\n",
         "[[listener]]\nkeepalive = { x_y_z = 1 }\n",
@@ -144,6 +145,7 @@ fn the_manual_has_every_key() {
         for key in keys.split(", ").flat_map(|keys| keys.split(" or ")) {
             let shown = match key {
                 "defaults" => "`[defaults]`".into(),
+                "process" => "`[process]`".into(),
                 "listener" => "`[[listener]]`".into(),
                 "route" => "`[[listener.route]]`".into(),
                 "backend" => "`[backend.NAME]`".into(),

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use netlab::{Need, available};
 use rustix::process::Signal;
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::Proxy;
 use super::routes::{Site, connect, expect};
@@ -21,11 +20,17 @@ fn configuration(site: &Site) -> String {
     )
 }
 
-/// Where root's process of the configuration is reached.
+/// The same with a control socket at a path of its own.
+fn with_control(site: &Site) -> String {
+    format!(
+        "[process]\ncontrol = \"control.sock\"\n{}",
+        configuration(site)
+    )
+}
+
+/// Where root's process is reached.
 fn socket_of(proxy: &Proxy) -> PathBuf {
-    let path = proxy.configuration.canonicalize().expect("a file");
-    let name = xxh3_64(path.as_os_str().as_encoded_bytes());
-    PathBuf::from(format!("/run/spliced/{name:016x}.sock"))
+    PathBuf::from(format!("/run/spliced/{}.sock", proxy.relay.id()))
 }
 
 /// A second process of the same configuration.
@@ -39,10 +44,46 @@ fn listens_on(proxy: &Proxy) -> Option<Value> {
     Some(proxy.try_status()?["listeners"][0]["addresses"][0].take())
 }
 
+/// Each has a socket of its own.
 #[test]
-fn a_process_is_reached_once_the_one_before_it_has_drained() {
+fn a_process_is_reached_beside_the_one_before_it_which_drains() {
     let site = Site::new();
     let mut proxy = Proxy::run(&configuration(&site));
+    let mut client = connect(&proxy.address("l"));
+    client.write_all(b"x").expect("sent");
+    let mut server = site.accept();
+    expect(&mut server, b"x");
+    proxy.relay.signal(Signal::TERM);
+    proxy.relay.wait_logged("no longer accepting");
+    let mut second = second(&proxy);
+    let states = || {
+        let all = proxy.all();
+        let states = all.iter().map(|status| {
+            let process = &status["process"];
+            let id = process["pid"].as_u64().expect("a number");
+            (id, process["state"].as_str().expect("a state").to_owned())
+        });
+        states.collect::<std::collections::BTreeSet<_>>()
+    };
+    let draining = (proxy.relay.id().into(), "draining".to_owned());
+    let running = (second.id().into(), "running".to_owned());
+    let both = [draining, running.clone()].into();
+    until("both are found", || states() == both);
+    assert!(proxy.ask("reload").status.success());
+    second.wait_logged("the configuration was reloaded");
+    drop((client, server));
+    until("the first one is gone", || {
+        states() == [running.clone()].into()
+    });
+    until("the first one ends", || !proxy.relay.is_running());
+    second.signal_until_it_ends(Signal::TERM);
+    assert!(proxy.try_status().is_none());
+}
+
+#[test]
+fn a_process_takes_the_socket_over_once_the_one_before_it_has_drained() {
+    let site = Site::new();
+    let mut proxy = Proxy::run(&with_control(&site));
     let first = listens_on(&proxy);
     let mut client = connect(&proxy.address("l"));
     client.write_all(b"x").expect("sent");
@@ -52,7 +93,10 @@ fn a_process_is_reached_once_the_one_before_it_has_drained() {
     proxy.relay.wait_logged("no longer accepting");
     let mut second = second(&proxy);
     let told = second.wait_logged("cannot reach this process yet");
-    assert!(told.contains("another process runs /"), "{told}");
+    assert!(
+        told.contains("another process has the control socket /"),
+        "{told}"
+    );
     assert_eq!(listens_on(&proxy), first);
     drop((client, server));
     until("the first one ends", || !proxy.relay.is_running());
@@ -69,7 +113,7 @@ fn a_process_is_reached_once_the_one_before_it_has_drained() {
 #[test]
 fn a_process_that_drains_leaves_the_socket_to_one_that_serves() {
     let site = Site::new();
-    let proxy = Proxy::run(&configuration(&site));
+    let proxy = Proxy::run(&with_control(&site));
     let mut draining = second(&proxy);
     let listening = draining.wait_logged("listening on 127.0.0.1:");
     let (_, address) = listening.split_once("listening on ").expect("an address");
@@ -96,7 +140,7 @@ fn a_process_that_drains_leaves_the_socket_to_one_that_serves() {
 #[test]
 fn a_process_is_reached_once_the_one_before_it_is_killed() {
     let site = Site::new();
-    let proxy = Proxy::run(&configuration(&site));
+    let proxy = Proxy::run(&with_control(&site));
     let first = listens_on(&proxy);
     let second = second(&proxy);
     second.wait_logged("cannot reach this process yet");
@@ -134,6 +178,6 @@ fn a_process_that_is_stopped_is_not_waited_for() {
     let output = proxy.ask("status");
     proxy.relay.go_on();
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("has not answered within 5 s"), "{told}");
+    assert!(told.contains("is stopped and cannot answer"), "{told}");
     proxy.status();
 }

@@ -178,7 +178,7 @@ fn checks_take_a_server_out_and_bring_it_back() {
          health = {{ tcp = true, every = \"50ms\", rise = 2, fall = 3 }}",
         backup.address()
     )));
-    let is_up = || proxy.of("backends", "b")["servers"][0]["up"].as_bool();
+    let is_up = || proxy.of("backends", "b")["servers"][0]["usable"].as_bool();
     until("it is down", || is_up() == Some(false));
     proxy
         .relay

@@ -73,7 +73,7 @@ pub(super) fn server_of(proxy: &Proxy, index: usize) -> Value {
 }
 
 pub(super) fn is_up(proxy: &Proxy, index: usize) -> bool {
-    server_of(proxy, index)["up"] == true
+    server_of(proxy, index)["usable"] == true
 }
 
 /// Connections end, and are counted, some time after their clients.

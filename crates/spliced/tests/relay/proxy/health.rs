@@ -32,7 +32,7 @@ fn configuration(every: &str, server: &str, health: &str, more: &str) -> String 
 }
 
 fn is_up(proxy: &Proxy) -> bool {
-    proxy.of("backends", "b")["servers"][0]["up"] == true
+    proxy.of("backends", "b")["servers"][0]["usable"] == true
 }
 
 /// Waits until it is up, after it was down: a server starts as one that is up.
@@ -346,3 +346,44 @@ static LONG: &str = {
         Err(_) => panic!(),
     }
 };
+
+#[test]
+fn a_status_says_why_and_since_when_and_does_not_call_up_what_is_not_checked() {
+    let site = Site::new();
+    let closed = format!("127.0.0.1:{}", free_port());
+    let proxy = checked(&closed, "tcp = true", "");
+    proxy.relay.wait_logged("is down");
+    let mut server = proxy.of("backends", "b")["servers"][0].take();
+    assert_eq!(server["state"], "down");
+    assert_eq!(server["usable"], false);
+    assert_eq!(server["addresses"], serde_json::json!([closed]));
+    let why = server["why"].as_str().expect("a reason");
+    assert!(why.to_lowercase().contains("refused"), "{why}");
+    assert_eq!(server["last_error"]["error"], why);
+    let time = |value: &serde_json::Value| {
+        let text = value.as_str().expect("a time");
+        humantime::parse_rfc3339(text).expect("a time")
+    };
+    let asked_again = || proxy.of("backends", "b")["servers"][0].take();
+    until("it is checked again", || {
+        server = asked_again();
+        server["failed_checks"].as_u64() > Some(3)
+    });
+    // Further checks do not change the state.
+    let last_check = time(&server["last_error"]["time"]);
+    let down = last_check.duration_since(time(&server["since"]));
+    assert!(down.expect("before it") > std::time::Duration::from_millis(100));
+    let output = proxy.reload(&format!(
+        "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+         [backend.b]\nservers = [\"{}\"]\n",
+        site.address()
+    ));
+    assert!(output.status.success());
+    let server = asked_again();
+    assert_eq!(server["state"], "not checked");
+    assert_eq!(
+        (&server["usable"], &server["why"]),
+        (&true.into(), &serde_json::Value::Null)
+    );
+    assert_eq!(server["last_error"], serde_json::Value::Null);
+}

@@ -79,11 +79,17 @@ impl Proxy {
     }
 
     fn try_status(&self) -> Option<Value> {
-        let output = self.ask("status");
-        output
-            .status
-            .success()
-            .then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
+        self.all().into_iter().next()
+    }
+
+    /// The status of every process that runs the configuration.
+    pub(crate) fn all(&self) -> Vec<Value> {
+        let path = self.configuration.to_str().expect("UTF-8");
+        let output = output(&mut command(&["status", "--json", "--config", path]));
+        match output.status.success() {
+            true => serde_json::from_slice(&output.stdout).expect("JSON"),
+            false => Vec::new(),
+        }
     }
 
     pub(crate) fn status(&self) -> Value {

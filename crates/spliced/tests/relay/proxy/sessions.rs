@@ -20,7 +20,7 @@ use crate::peer::{Over, Peer};
 use crate::server::Server;
 
 /// Every field of a session that has all of them.
-const FIELDS: [&str; 20] = [
+const FIELDS: [&str; 22] = [
     "accepted_at",
     "age_ms",
     "backend",
@@ -33,8 +33,10 @@ const FIELDS: [&str; 20] = [
     "idle_ms",
     "listener",
     "phase",
+    "process",
     "server",
     "server_name",
+    "socket",
     "target",
     "target_stream",
     "target_to_client_bytes",

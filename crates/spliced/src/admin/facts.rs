@@ -1,0 +1,100 @@
+//! What a process says of itself.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use rustix::process::geteuid;
+use serde_json::{Value, json};
+
+/// What is known of the process, whatever its main thread does.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    command: &'static str,
+    started: SystemTime,
+    /// As it was named, from the root on.
+    configuration: Option<PathBuf>,
+    changing: Mutex<Changing>,
+}
+
+#[derive(Debug, Default)]
+struct Changing {
+    drains: bool,
+    reloads: u64,
+    last_reload: Option<Reload>,
+}
+
+#[derive(Debug)]
+struct Reload {
+    at: SystemTime,
+    error: Option<String>,
+}
+
+impl Facts {
+    /// Of a process that runs `spliced COMMAND`.
+    pub(crate) fn new(command: &'static str, configuration: Option<PathBuf>) -> Self {
+        // Otherwise a client elsewhere would not know what it is relative to.
+        let configuration =
+            configuration.map(|path| std::path::absolute(&path).unwrap_or_else(|_| path.clone()));
+        Self {
+            command,
+            started: SystemTime::now(),
+            configuration,
+            changing: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn drains(&self) {
+        self.changing().drains = true;
+    }
+
+    /// A reload has ended.
+    pub(crate) fn reloaded(&self, error: Option<String>) {
+        let mut changing = self.changing();
+        changing.reloads += u64::from(error.is_none());
+        changing.last_reload = Some(Reload {
+            at: SystemTime::now(),
+            error,
+        });
+    }
+
+    /// When, as it is shown.
+    pub(super) fn started(&self) -> String {
+        time(self.started)
+    }
+
+    pub(crate) fn told(&self) -> Value {
+        let changing = self.changing();
+        // The name may lead to another file since the start.
+        let file = self.configuration.as_ref();
+        let file = file.and_then(|path| std::fs::canonicalize(path).ok());
+        json!({
+            "version": env!("SPLICED_VERSION"),
+            "pid": std::process::id(),
+            "user": geteuid().as_raw(),
+            "command": self.command,
+            "started": self.started(),
+            "uptime_seconds": self.started.elapsed().unwrap_or_default().as_secs(),
+            "state": if changing.drains { "draining" } else { "running" },
+            "configuration": self.configuration.as_deref().map(shown),
+            "configuration_file": file.as_deref().map(shown),
+            "reloads": changing.reloads,
+            "last_reload": changing.last_reload.as_ref().map(|reload| json!({
+                "time": time(reload.at),
+                "error": reload.error,
+            })),
+        })
+    }
+
+    fn changing(&self) -> MutexGuard<'_, Changing> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn time(at: SystemTime) -> String {
+    humantime::format_rfc3339_millis(at).to_string()
+}

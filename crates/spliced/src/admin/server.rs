@@ -1,0 +1,296 @@
+//! The HTTP server behind the control sockets: JSON over HTTP/1.1, with a thread of its own.
+//!
+//! Nobody waits for a client: each is a task, with bounds on its time, its header and its body. If there are too many,
+//! the one that has been idle for longest makes room.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request as HttpRequest, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::geteuid;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use super::facts::Facts;
+use super::peer::{Peer, admit};
+use super::refusal::Refusal;
+use super::routes::{self, Asked, Route};
+use super::{Question, Request};
+use crate::sessions::NoSession;
+
+/// The most clients at once.
+const CLIENTS_MOST: usize = 256;
+
+/// How long a client may take for a header, for a body, or until its next request.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a client may stay.
+const STAY_WITHIN: Duration = Duration::from_secs(180);
+
+const HEADER_MOST_BYTES: usize = 16 << 10;
+
+const HEADER_MOST_FIELDS: usize = 64;
+
+/// No request has a body by now, but a client may send one.
+const BODY_MOST_BYTES: usize = 64 << 10;
+
+/// What clients of one socket may do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Access {
+    /// Whose members may ask, besides root and the user of this process.
+    pub(super) group: Option<u32>,
+    pub(super) reads_only: bool,
+}
+
+/// Ends when it is dropped.
+pub(super) struct Server {
+    shared: Arc<Shared>,
+    runtime: Handle,
+    _end: oneshot::Sender<()>,
+}
+
+struct Shared {
+    ask: Box<dyn Fn(Question) + Send + Sync>,
+    facts: Arc<Facts>,
+    clients: Mutex<Clients>,
+}
+
+/// In the order in which they came.
+#[derive(Default)]
+struct Clients {
+    next_id: u64,
+    open: VecDeque<Client>,
+}
+
+struct Client {
+    id: u64,
+    task: AbortHandle,
+    /// It waits for an answer.
+    waits: Arc<AtomicBool>,
+}
+
+impl Server {
+    /// Starts the thread, before descriptors may be short.
+    ///
+    /// # Errors
+    /// If the thread or its event loop cannot be created.
+    pub(super) fn start(
+        facts: Arc<Facts>,
+        ask: impl Fn(Question) + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot create the event loop of the control socket")?;
+        let handle = runtime.handle().clone();
+        let (end, ended) = oneshot::channel::<()>();
+        thread::Builder::new()
+            .name("admin-http".into())
+            .spawn(move || {
+                // It ends with an error when the sender is dropped.
+                let _ = runtime.block_on(ended);
+                runtime.shutdown_background();
+            })
+            .context("cannot start the thread of the control socket")?;
+        let shared = Shared {
+            ask: Box::new(ask),
+            facts,
+            clients: Mutex::default(),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            runtime: handle,
+            _end: end,
+        })
+    }
+
+    /// Serves `client` from now on.
+    pub(super) fn serve(&self, client: UnixStream, access: Access) {
+        let mut clients = self.shared.clients();
+        if clients.open.len() >= CLIENTS_MOST {
+            let mut open = clients.open.iter();
+            let idle = open.position(|client| !client.waits.load(Ordering::Relaxed));
+            // If all of them wait for an answer, there is no room.
+            let Some(idle) = idle.and_then(|place| clients.open.remove(place)) else {
+                return;
+            };
+            idle.task.abort();
+        }
+        let id = clients.next_id;
+        clients.next_id += 1;
+        let waits = Arc::new(AtomicBool::new(false));
+        let (shared, is_waiting) = (Arc::clone(&self.shared), Arc::clone(&waits));
+        let task = self.runtime.spawn(async move {
+            let conversation = converse(client, access, Arc::clone(&shared), is_waiting);
+            // A client that goes away misses only its own answer.
+            let _ = timeout(STAY_WITHIN, conversation).await;
+            shared.clients().open.retain(|client| client.id != id);
+        });
+        clients.open.push_back(Client {
+            id,
+            task: task.abort_handle(),
+            waits,
+        });
+    }
+}
+
+impl Shared {
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the requests of one client have in common.
+struct Conversation {
+    peer: Result<Peer, String>,
+    access: Access,
+    shared: Arc<Shared>,
+    waits: Arc<AtomicBool>,
+}
+
+async fn converse(
+    client: UnixStream,
+    access: Access,
+    shared: Arc<Shared>,
+    waits: Arc<AtomicBool>,
+) -> Result<()> {
+    client.set_nonblocking(true)?;
+    let conversation = Arc::new(Conversation {
+        peer: Peer::of(&client, access.group),
+        access,
+        shared,
+        waits,
+    });
+    let stream = TokioIo::new(tokio::net::UnixStream::from_std(client)?);
+    let service = service_fn(move |request| {
+        let conversation = Arc::clone(&conversation);
+        async move { Ok::<_, Infallible>(conversation.reply(request).await) }
+    });
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(HEADER_MOST_BYTES)
+        .max_headers(HEADER_MOST_FIELDS)
+        // As of socat and nc, which end their stream behind the request.
+        .half_close(true)
+        .serve_connection(stream, service)
+        .await?;
+    Ok(())
+}
+
+impl Conversation {
+    async fn reply(&self, request: HttpRequest<Incoming>) -> Response<Full<Bytes>> {
+        let (status, value, allow) = match self.answer(request).await {
+            Ok(value) => (StatusCode::OK, value, None),
+            Err(refusal) => {
+                let value = json!({ "error": refusal.sentence });
+                (refusal.status, value, refusal.allow)
+            }
+        };
+        let mut response = Response::new(Full::new(Bytes::from(format!("{value}\n"))));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        let json = HeaderValue::from_static("application/json");
+        headers.insert(CONTENT_TYPE, json);
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(allow) = allow.and_then(|allow| HeaderValue::try_from(allow).ok()) {
+            headers.insert(ALLOW, allow);
+        }
+        response
+    }
+
+    async fn answer(&self, request: HttpRequest<Incoming>) -> Result<Value, Refusal> {
+        if let Err(error) = admit(&self.peer, geteuid().as_raw()) {
+            return Err(Refusal::new(StatusCode::FORBIDDEN, error.to_string()));
+        }
+        let uri = request.uri();
+        let found = routes::find(request.method(), uri.path(), uri.query())?;
+        if found.route.changes && self.access.reads_only {
+            return Err(Refusal::new(
+                StatusCode::FORBIDDEN,
+                "this socket is for reading only; ask the control socket",
+            ));
+        }
+        read_body(request.into_body()).await?;
+        match found.asked {
+            Asked::Index => Ok(routes::index()),
+            Asked::Process => Ok(self.shared.facts.told()),
+            Asked::Main(request) => self.ask(found.route, &found.path, request).await,
+        }
+    }
+
+    async fn ask(&self, route: &Route, path: &str, request: Request) -> Result<Value, Refusal> {
+        if let (true, Ok(peer)) = (route.changes, &self.peer) {
+            tracing::info!("{} {path} was asked for by {peer}", route.method);
+        }
+        let (sender, answer) = oneshot::channel();
+        self.waits.store(true, Ordering::Relaxed);
+        (self.shared.ask)(Question {
+            request,
+            answer: sender,
+        });
+        let answered = timeout(route.within, answer).await;
+        self.waits.store(false, Ordering::Relaxed);
+        match answered {
+            Ok(Ok(Ok(value))) => Ok(value),
+            Ok(Ok(Err(error))) => {
+                let status = match error.is::<NoSession>() {
+                    true => StatusCode::NOT_FOUND,
+                    false => StatusCode::UNPROCESSABLE_ENTITY,
+                };
+                Err(Refusal::new(status, format!("{error:#}")))
+            }
+            Ok(Err(_)) => Err(Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the process is ending",
+            )),
+            Err(_) => Err(Refusal::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                format!(
+                    "the process has not answered within {} s; see what it logs",
+                    route.within.as_secs()
+                ),
+            )),
+        }
+    }
+}
+
+/// Reads what a client sends beside its request, and forgets it.
+async fn read_body(body: Incoming) -> Result<(), Refusal> {
+    let too_long = || {
+        Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body is longer than {BODY_MOST_BYTES} bytes; leave it out"),
+        )
+    };
+    if body.size_hint().lower() > BODY_MOST_BYTES as u64 {
+        return Err(too_long());
+    }
+    match timeout(PATIENCE, Limited::new(body, BODY_MOST_BYTES).collect()).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_long()),
+        Ok(Err(error)) => Err(Refusal::new(
+            StatusCode::BAD_REQUEST,
+            format!("the body cannot be read: {error}"),
+        )),
+        Err(_) => Err(Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!("the body did not come within {} s", PATIENCE.as_secs()),
+        )),
+    }
+}

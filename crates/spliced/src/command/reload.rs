@@ -1,0 +1,58 @@
+//! `spliced reload`: has processes read their configuration again.
+
+use anyhow::{Result, bail, ensure};
+use hyper::Method;
+
+use super::processes::{PATIENCE, search, wait_for, words};
+use crate::admin::{RELOAD_WITHIN, ask};
+use crate::cli::ReloadArgs;
+
+/// Has the processes that were asked for read their configuration again.
+///
+/// # Errors
+/// If there is none, or one does not.
+pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
+    let which = &args.which;
+    wait_for(async {
+        let mut all = search(which, "/v1/process").await?.reached;
+        if which.control.is_none() {
+            all.retain(|reached| !reached.process()["configuration"].is_null());
+            ensure!(
+                !all.is_empty(),
+                "no process that this user may ask runs a configuration; start one with 'spliced run --config'"
+            );
+        }
+        // One that is ending leaves the reload to those that serve.
+        if all.iter().any(|reached| !reached.drains()) {
+            all.retain(|reached| !reached.drains());
+        }
+        if let ([_, _, ..], None, None) = (&all[..], &which.config, &which.control) {
+            let each = all.iter().map(|reached| {
+                let process = reached.process();
+                format!(
+                    "process {} runs {}",
+                    process["pid"], process["configuration"]
+                )
+            });
+            bail!(
+                "{}; choose with --config or --control",
+                each.collect::<Vec<_>>().join(", ")
+            );
+        }
+        let count = all.len();
+        let mut failed = Vec::new();
+        for reached in all {
+            let within = RELOAD_WITHIN + PATIENCE;
+            let asked = ask(&reached.socket, Method::POST, "/v1/reload", within);
+            if let Err(failure) = asked.await {
+                let why = words(&failure, Some(&reached.socket)).unwrap_or_default();
+                failed.push(match count {
+                    1 => why,
+                    _ => format!("process {}: {why}", reached.process()["pid"]),
+                });
+            }
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        Ok(())
+    })
+}

@@ -1,0 +1,522 @@
+//! The control socket in the deployments that README.md recommends, and beside clients that mean no good.
+
+mod sessions;
+
+use std::fs::{self, Permissions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use netlab::{Need, Process, Scratch, available};
+use serde_json::{Value, json};
+
+use crate::doctor::{NOBODY, for_anybody};
+use crate::patience::{until, until_found};
+use crate::relay::{BINARY, Relay, command, output};
+use crate::usage::failure;
+
+/// What the unit in README.md gives.
+const CAPABILITIES: &str = "-all,+bpf,+net_admin,+perfmon,+net_bind_service";
+
+const CONFIGURATION: &str = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+                             [backend.b]\nservers = \"127.0.0.1:9\"\n";
+
+/// All processes that this user may ask.
+fn all() -> Vec<Value> {
+    let output = output(&mut command(&["status", "--json"]));
+    match output.status.success() {
+        true => serde_json::from_slice(&output.stdout).expect("JSON"),
+        false => Vec::new(),
+    }
+}
+
+/// What `spliced status` finds without being told where.
+fn found(relay: &Relay) -> Value {
+    until_found("it is found", || {
+        let of_relay = |status: &Value| status["process"]["pid"] == relay.id();
+        all().into_iter().find(of_relay)
+    })
+}
+
+/// The answer to `arguments` of curl, with its status.
+fn curl(socket: &Path, arguments: &[&str]) -> (String, Value) {
+    let mut curl = Process::command("curl");
+    curl.args([
+        "--silent",
+        "--max-time",
+        "40",
+        "--write-out",
+        "%{http_code}",
+    ])
+    .arg("--unix-socket")
+    .arg(socket)
+    .args(arguments);
+    let output = output(&mut curl);
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (answer, status) = text.rsplit_once('\n').expect("an answer and its status");
+    (status.into(), serde_json::from_str(answer).expect("JSON"))
+}
+
+/// A control socket that is known to answer.
+fn answers(socket: &Path) {
+    until("it answers", || UnixStream::connect(socket).is_ok());
+}
+
+#[test]
+fn a_service_user_with_the_capabilities_of_the_unit_is_asked_and_reloaded() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let spliced = for_anybody(&scratch);
+    let directory = scratch.path().join("run");
+    fs::create_dir(&directory).expect("made");
+    let nobody: u32 = NOBODY.parse().expect("a number");
+    chown(&directory, Some(nobody), Some(nobody)).expect("given away");
+    let configuration = scratch.write("c.toml", CONFIGURATION).expect("written");
+    let as_nobody = |arguments: &[&str]| {
+        let mut command = Process::command("setpriv");
+        command
+            .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
+            .arg(format!("--inh-caps={CAPABILITIES}"))
+            .arg(format!("--ambient-caps={CAPABILITIES}"))
+            .arg(format!("--bounding-set={CAPABILITIES}"))
+            .arg("--")
+            .arg(&spliced)
+            .args(arguments)
+            .env("RUNTIME_DIRECTORY", &directory)
+            .env_remove("SPLICED_LOG");
+        command
+    };
+    let path = configuration.to_str().expect("UTF-8");
+    let relay = Relay::spawn(&mut as_nobody(&["run", "--config", path]));
+    let status = found(&relay);
+    assert_eq!(status["process"]["user"], nobody);
+    assert_eq!(status["listeners"][0]["name"], "l");
+    let socket = directory.join(format!("{}.sock", relay.id()));
+    assert_eq!(fs::metadata(&socket).expect("a file").mode() & 0o777, 0o600);
+    // As root and as its user, by the file and by the socket.
+    let socket = socket.to_str().expect("UTF-8");
+    for arguments in [["--config", path], ["--control", socket]] {
+        for verb in ["status", "reload"] {
+            let arguments = [verb, arguments[0], arguments[1]];
+            for mut command in [command(&arguments), as_nobody(&arguments)] {
+                let output = output(&mut command);
+                let told = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{command:?}: {told}");
+            }
+        }
+    }
+    let logged = relay.wait_logged("POST /v1/reload was asked for by user 65534 (process ");
+    assert!(logged.contains("INFO"), "{logged}");
+    relay.wait_logged("POST /v1/reload was asked for by user 0 (process ");
+    // Others may not even connect.
+    let mut stranger = Process::command("setpriv");
+    stranger
+        .args([
+            "--reuid",
+            "65533",
+            "--regid",
+            "65533",
+            "--clear-groups",
+            "--",
+        ])
+        .arg(&spliced)
+        .args(["status", "--control", socket])
+        .env_remove("SPLICED_LOG");
+    let told = failure(&mut stranger, 1);
+    assert!(told.contains("may not connect to /"), "{told}");
+}
+
+/// A directory with the program and its libraries, and nothing else.
+fn image(scratch: &Scratch) -> PathBuf {
+    let root = scratch.path().join("image");
+    let copy = |file: &str, to: &Path| {
+        fs::create_dir_all(to.parent().expect("a directory")).expect("made");
+        let copied = Process::command("install")
+            .args(["-m", "755", file])
+            .arg(to)
+            .status();
+        assert!(copied.expect("install of coreutils").success());
+    };
+    copy(BINARY, &root.join("spliced"));
+    let libraries = output(Process::command("ldd").arg(BINARY));
+    let libraries = String::from_utf8(libraries.stdout).expect("text");
+    for word in libraries
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+    {
+        copy(word, &root.join(&word[1..]));
+    }
+    fs::write(root.join("c.toml"), CONFIGURATION).expect("written");
+    for path in [scratch.path(), &root] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("set");
+    }
+    root
+}
+
+fn in_image(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = Process::command("chroot");
+    command
+        .args(["--userspec=65532:65532", "--groups="])
+        .arg(root)
+        .arg("/spliced")
+        .args(arguments)
+        .env_remove("SPLICED_LOG")
+        .env_remove("RUNTIME_DIRECTORY")
+        .env_remove("XDG_RUNTIME_DIR");
+    command
+}
+
+#[test]
+fn an_image_with_another_root_as_user_65532_is_asked_and_reloaded() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let root = image(&scratch);
+    let run = root.join("run/spliced");
+    fs::create_dir_all(&run).expect("made");
+    chown(&run, Some(65532), Some(65532)).expect("given away");
+    let arguments = ["run", "--config", "/c.toml"];
+    let relay = Relay::spawn(&mut in_image(&root, &arguments));
+    let status = found(&relay);
+    assert_eq!(status["process"]["user"], 65532);
+    assert_eq!(status["process"]["configuration"], "/c.toml");
+    let socket = status["socket"].as_str().expect("a path");
+    let reload = output(&mut command(&["reload", "--control", socket]));
+    assert!(reload.status.success(), "{reload:?}");
+    relay.wait_logged("the configuration was reloaded");
+    // From within.
+    let reload = output(&mut in_image(&root, &["reload", "--config", "/c.toml"]));
+    assert!(reload.status.success(), "{reload:?}");
+    // With its own path.
+    let given = [
+        "relay",
+        "127.0.0.1:0",
+        "127.0.0.1:9",
+        "--control",
+        "/run/spliced/x",
+    ];
+    let relay = Relay::spawn(&mut in_image(&root, &given));
+    let socket = found(&relay)["socket"].take();
+    let socket = socket.as_str().expect("a path");
+    assert!(socket.ends_with("/run/spliced/x"), "{socket}");
+}
+
+#[test]
+fn without_a_directory_one_warning_says_what_to_do_and_the_relay_runs() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let root = image(&scratch);
+    let arguments = ["relay", "127.0.0.1:0", "127.0.0.1:9"];
+    let relay = Relay::spawn(&mut in_image(&root, &arguments));
+    let told = relay.wait_logged("cannot reach this process");
+    for part in ["/run/spliced", "--control PATH", "RUNTIME_DIRECTORY"] {
+        assert!(told.contains(part), "no {part:?} in {told:?}");
+    }
+    // Once somebody makes the directory, it is used.
+    let run = root.join("run/spliced");
+    fs::create_dir_all(&run).expect("made");
+    chown(&run, Some(65532), Some(65532)).expect("given away");
+    relay.wait_logged("reach this process now");
+    found(&relay);
+    assert_eq!(relay.lines_logged("cannot reach this process"), 1);
+}
+
+#[test]
+fn each_path_answers_curl() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let relay = Relay::to("127.0.0.1:9", &["--control", path]);
+    answers(&socket);
+    let (status, answer) = curl(&socket, &["http://x/v1/process"]);
+    assert_eq!((&*status, &answer["pid"]), ("200", &json!(relay.id())));
+    assert_eq!(answer["command"], "relay");
+    let (_, answer) = curl(&socket, &["http://x/v1/listeners"]);
+    let listener = &answer["listeners"][0];
+    assert_eq!(listener["addresses"][0], relay.address);
+    let (_, answer) = curl(&socket, &["http://x/v1/backends"]);
+    assert_eq!(answer["backends"][0]["servers"][0]["server"], "127.0.0.1:9");
+    let (_, answer) = curl(&socket, &["http://x/v1/status"]);
+    for part in ["process", "connections", "listeners", "backends"] {
+        assert!(!answer[part].is_null(), "no {part}");
+    }
+    // As a browser would do it.
+    let browser = [
+        "-H",
+        "Content-Type: application/x-www-form-urlencoded; charset=UTF-8",
+        "-H",
+        "Origin: http://example.com",
+        "-H",
+        "Accept: text/html",
+        "-d",
+        "a=b",
+        "http://x/v1/reload?x=y",
+    ];
+    let (status, answer) = curl(&socket, &browser);
+    assert_eq!(status, "422");
+    assert_eq!(answer["error"], "there is no configuration to read again");
+    for (arguments, expected) in [
+        (&["http://x/"][..], "404"),
+        (&["-X", "DELETE", "http://x/v1/status"], "405"),
+        (&["http://x/v1/reload"], "405"),
+    ] {
+        let (status, answer) = curl(&socket, arguments);
+        assert_eq!(status, expected);
+        assert!(answer["error"].is_string(), "{answer}");
+    }
+}
+
+#[test]
+fn relays_of_datagrams_and_of_messages_answer_too() {
+    let scratch = Scratch::new("control").expect("a directory");
+    for (kind, target) in [("udp", "127.0.0.1:9"), ("seqpacket", "/nowhere")] {
+        let socket = scratch.path().join(kind);
+        let path = socket.to_str().expect("UTF-8");
+        let listen = match kind {
+            "udp" => "udp:127.0.0.1:0".into(),
+            _ => format!("seqpacket:{path}.listen"),
+        };
+        let target = format!("{kind}:{target}");
+        let relay = Relay::spawn(&mut command(&[
+            "relay",
+            &listen,
+            &target,
+            "--control",
+            path,
+        ]));
+        answers(&socket);
+        let output = output(&mut command(&["status", "--json", "--control", path]));
+        let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let status = &status[0];
+        assert_eq!(status["process"]["pid"], relay.id());
+        assert_eq!(status["listeners"][0]["addresses"][0], relay.address);
+        let server = &status["backends"][0]["servers"][0];
+        assert_eq!(
+            (&server["server"], &server["connections"]),
+            (&json!(target), &json!(0))
+        );
+        let (status, _) = curl(&socket, &["-X", "POST", "http://x/v1/reload"]);
+        assert_eq!(status, "422");
+    }
+}
+
+/// Most of what a process has read of `client` it has to keep, so that bounds show in what it takes.
+fn flood(mut client: &UnixStream, head: &str) -> u64 {
+    let zeros = vec![0; 1 << 16];
+    let mut sent = 0;
+    if client.write_all(head.as_bytes()).is_ok() {
+        while sent < 1 << 30 && client.write_all(&zeros).is_ok() {
+            sent += zeros.len() as u64;
+        }
+    }
+    sent
+}
+
+#[test]
+fn silent_broken_and_endless_clients_delay_nobody() {
+    const EACH: usize = 20;
+    let scratch = Scratch::new("control").expect("a directory");
+    let configuration = scratch.write("c.toml", CONFIGURATION).expect("written");
+    let socket = scratch.path().join("sock");
+    let [file, path] = [&configuration, &socket].map(|path| path.to_str().expect("UTF-8"));
+    let relay = Relay::spawn(&mut command(&["run", "--config", file, "--control", path]));
+    answers(&socket);
+    let connect = || UnixStream::connect(&socket).expect("connected");
+    let silent: Vec<_> = (0..EACH).map(|_| connect()).collect();
+    // They ask and read nothing.
+    let deaf: Vec<_> = (0..EACH).map(|_| connect()).collect();
+    for mut client in &deaf {
+        let request = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
+        client.set_nonblocking(true).expect("set");
+        let _ = client.write(request.as_bytes());
+    }
+    thread::scope(|scope| {
+        let heads = [
+            "",
+            "\r\n\r\nGET\0 / HTTP/9.9\r\n\r\n",
+            "GET /v1/status HTTP/1.1\r\nx: ",
+            "POST /v1/status HTTP/1.1\r\nhost: x\r\ncontent-length: 1073741824\r\n\r\n",
+            "POST /v1/reload HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n40000000\r\n",
+        ];
+        for number in 0..EACH {
+            let head = heads[number % heads.len()];
+            scope.spawn(move || {
+                let client = connect();
+                let sent = flood(&client, head);
+                assert!(sent < 8 << 20, "{head:?}: it took {sent} bytes");
+            });
+        }
+        for _ in 0..EACH {
+            scope.spawn(|| {
+                for path in ["process", "status", "listeners", "backends"] {
+                    let (status, _) = curl(&socket, &[&format!("http://x/v1/{path}")]);
+                    assert_eq!(status, "200", "{path}");
+                }
+                let (status, answer) = curl(&socket, &["-X", "POST", "http://x/v1/reload"]);
+                assert_eq!(status, "200", "{answer}");
+            });
+        }
+    });
+    // Each is told to go once its time is over.
+    for mut client in silent {
+        let mut answer = Vec::new();
+        let _ = client.read_to_end(&mut answer);
+    }
+    drop(deaf);
+    let (status, answer) = curl(&socket, &["http://x/v1/process"]);
+    assert_eq!((&*status, &answer["reloads"]), ("200", &json!(EACH)));
+    assert_eq!(answer["last_reload"]["error"], Value::Null);
+    drop(relay);
+}
+
+/// Whoever is too much takes the place of one that has asked for nothing.
+#[test]
+fn more_silent_clients_than_there_is_room_for_keep_nobody_out() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let _relay = Relay::to("127.0.0.1:9", &["--control", path]);
+    answers(&socket);
+    let silent: Vec<_> = (0..600)
+        .map(|_| UnixStream::connect(&socket).expect("connected"))
+        .collect();
+    let (status, _) = curl(&socket, &["http://x/v1/status"]);
+    assert_eq!(status, "200");
+    drop(silent);
+}
+
+/// As Kubernetes does it with a ConfigMap.
+#[test]
+fn a_file_behind_a_link_that_was_exchanged_is_found_by_all_its_names() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let path = |name: &str| scratch.path().join(name);
+    for name in ["1", "2"] {
+        fs::create_dir(path(name)).expect("made");
+        fs::write(path(name).join("c.toml"), CONFIGURATION).expect("written");
+    }
+    symlink("1", path("data")).expect("linked");
+    symlink("data/c.toml", path("c.toml")).expect("linked");
+    let named = path("c.toml");
+    let relay = Relay::spawn(&mut command(&[
+        "run",
+        "--config",
+        named.to_str().expect("UTF-8"),
+    ]));
+    let asks = |name: &str| {
+        let path = path(name);
+        let path = path.to_str().expect("UTF-8");
+        let output = output(&mut command(&["status", "--json", "--config", path]));
+        let Ok(all) = serde_json::from_slice::<Vec<Value>>(&output.stdout) else {
+            return false;
+        };
+        all.len() == 1 && all[0]["process"]["pid"] == relay.id()
+    };
+    until("it is found", || asks("c.toml"));
+    assert!(asks("data/c.toml") && asks("1/c.toml") && !asks("2/c.toml"));
+    symlink("2", path("new")).expect("linked");
+    fs::rename(path("new"), path("data")).expect("exchanged");
+    assert!(asks("c.toml") && asks("data/c.toml") && asks("2/c.toml") && !asks("1/c.toml"));
+}
+
+#[test]
+fn a_group_may_ask_and_those_who_only_read_change_nothing() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let spliced = for_anybody(&scratch);
+    let text = format!(
+        "[process]\ncontrol = \"control\"\ncontrol_group = 4321\ncontrol_read = \"read\"\ncontrol_read_group = 4322\n\
+         {CONFIGURATION}"
+    );
+    let configuration = scratch.write("c.toml", &text).expect("written");
+    let [control, read] = ["control", "read"].map(|name| scratch.path().join(name));
+    let path = configuration.to_str().expect("UTF-8");
+    let relay = Relay::spawn(&mut command(&["run", "--config", path]));
+    answers(&control);
+    answers(&read);
+    for (socket, group) in [(&control, 4321), (&read, 4322)] {
+        let found = fs::metadata(socket).expect("a file");
+        assert_eq!((found.mode() & 0o777, found.gid()), (0o660, group));
+    }
+    let ask = |group: &str, verb: &str, socket: &Path| {
+        let mut command = Process::command("setpriv");
+        command
+            .args([
+                "--reuid", NOBODY, "--regid", NOBODY, "--groups", group, "--",
+            ])
+            .arg(&spliced)
+            .args([verb, "--control", socket.to_str().expect("UTF-8")])
+            .env_remove("SPLICED_LOG");
+        output(&mut command)
+    };
+    assert!(ask("4321", "status", &control).status.success());
+    assert!(ask("4321", "reload", &control).status.success());
+    relay.wait_logged("was asked for by user 65534");
+    assert!(ask("4322", "status", &read).status.success());
+    for (group, verb, socket, why) in [
+        ("4322", "status", &control, "may not connect to"),
+        ("4321", "status", &read, "may not connect to"),
+        ("4322", "reload", &read, "this socket is for reading only"),
+    ] {
+        let output = ask(group, verb, socket);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && told.contains(why), "{told}");
+    }
+    // The file may have been opened to more.
+    fs::set_permissions(&control, Permissions::from_mode(0o666)).expect("set");
+    let output = ask("4323", "status", &control);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("user 65534 may not ask"), "{told}");
+}
+
+#[test]
+fn a_status_whose_reader_goes_away_is_no_failure() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let _relay = Relay::to("127.0.0.1:9", &["--control", path]);
+    answers(&socket);
+    for arguments in [
+        &["status", "--control", path][..],
+        &["status", "--json", "--control", path],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = command(arguments);
+        let output = command.stdout(writer).stderr(Stdio::piped()).output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    }
+}
+
+#[test]
+fn what_cannot_be_asked_is_named() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let nowhere = scratch.path().join("sock");
+    let nowhere = nowhere.to_str().expect("UTF-8");
+    let told = failure(&mut command(&["status", "--control", nowhere]), 1);
+    assert!(
+        told.contains("no process has the control socket /"),
+        "{told}"
+    );
+    let told = failure(&mut command(&["reload", "--config", nowhere]), 1);
+    assert!(
+        told.contains("no process that this user may ask runs /"),
+        "{told}"
+    );
+    let told = failure(
+        &mut command(&["status", "--control", nowhere, "--config", nowhere]),
+        2,
+    );
+    assert!(told.contains("cannot be used with"), "{told}");
+}
