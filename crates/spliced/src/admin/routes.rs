@@ -265,7 +265,7 @@ mod tests {
             let found = find(&method, path, query).map_err(|refusal| refusal.sentence)?;
             assert_eq!(found.path, path);
             match found.asked {
-                Asked::Main(request) => Ok(request),
+                Asked::Main(request) => Ok::<_, String>(request),
                 other => panic!("{other:?}"),
             }
         };

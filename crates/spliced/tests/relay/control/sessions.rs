@@ -15,8 +15,8 @@ use crate::relay::{Relay, command, output};
 use crate::server::Server;
 use crate::usage::failure;
 
-/// A user whom no other test has.
-const USER: u32 = 65531;
+/// Users whom no other test has: a user finds the processes of all tests that have it.
+const USERS: [u32; 2] = [65530, 65531];
 
 /// A client of `relay`, and what it has at `server`.
 fn join(relay: &Relay, server: &Server) -> (Peer, Peer) {
@@ -169,27 +169,29 @@ fn sessions_of_a_relay_are_shown_and_ended_by_the_commands() {
 
 /// Processes of a user who may ask no other ones.
 struct Several {
+    user: u32,
     scratch: Scratch,
     servers: [Server; 2],
     relays: [Relay; 2],
 }
 
 impl Several {
-    fn start() -> Self {
+    fn start(user: u32) -> Self {
         let scratch = Scratch::new("control").expect("a directory");
         for_anybody(&scratch);
         let run = scratch.path().join("run");
         fs::create_dir(&run).expect("made");
-        chown(&run, Some(USER), Some(USER)).expect("given away");
+        chown(&run, Some(user), Some(user)).expect("given away");
         let servers = [Server::new(), Server::new()];
         let relays = [0, 1].map(|number: usize| {
             let target = &servers[number].address;
             let arguments = ["relay", "127.0.0.1:0", target, "--engine", "copy"];
-            let relay = Relay::spawn(&mut as_user(&scratch, &arguments));
+            let relay = Relay::spawn(&mut as_user(user, &scratch, &arguments));
             answers(&run.join(format!("{}.sock", relay.id())));
             relay
         });
         Self {
+            user,
             scratch,
             servers,
             relays,
@@ -197,7 +199,7 @@ impl Several {
     }
 
     fn ask(&self, arguments: &[&str]) -> Output {
-        output(&mut as_user(&self.scratch, arguments))
+        output(&mut as_user(self.user, &self.scratch, arguments))
     }
 
     fn socket(&self, number: usize) -> String {
@@ -207,8 +209,8 @@ impl Several {
 }
 
 /// The program of [`for_anybody`] with `arguments`.
-fn as_user(scratch: &Scratch, arguments: &[&str]) -> std::process::Command {
-    let user = USER.to_string();
+fn as_user(user: u32, scratch: &Scratch, arguments: &[&str]) -> std::process::Command {
+    let user = user.to_string();
     let mut command = Process::command("setpriv");
     command
         .args(["--reuid", &user, "--regid", &user, "--clear-groups", "--"])
@@ -225,7 +227,7 @@ fn sessions_of_several_processes_carry_theirs_and_one_of_them_is_ended() {
     if !available(Need::Root) {
         return;
     }
-    let several = Several::start();
+    let several = Several::start(USERS[0]);
     let [one, other] = [0, 1].map(|number| (&several.relays[number], &several.servers[number]));
     let alone = join(one.0, one.1);
     let (first, second) = (join(other.0, other.1), join(other.0, other.1));
@@ -285,7 +287,7 @@ fn sessions_of_several_processes_carry_theirs_and_one_of_them_is_ended() {
     second.1.expect_reset();
     other
         .0
-        .wait_logged("DELETE /v1/sessions/2 was asked for by user 65531 (process ");
+        .wait_logged("DELETE /v1/sessions/2 was asked for by user 65530 (process ");
     let ended = several.ask(&["kill", "1", "--control", &several.socket(0)]);
     assert!(ended.status.success(), "{ended:?}");
     alone.0.expect_reset();
@@ -300,7 +302,7 @@ fn a_process_that_does_not_answer_is_not_passed_over_by_a_kill() {
     if !available(Need::Root) {
         return;
     }
-    let several = Several::start();
+    let several = Several::start(USERS[1]);
     let (near, far) = join(&several.relays[0], &several.servers[0]);
     several.relays[1].hold_still();
     let shown = several.ask(&["sessions", "--json"]);
