@@ -3,10 +3,12 @@
 use std::fmt;
 use std::os::unix::net::UnixStream;
 
-use anyhow::{Result, bail};
+use hyper::StatusCode;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use splice_base::socket_option::peer_groups;
+
+use super::refusal::Refusal;
 
 /// The process that has connected, as it was then.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,17 +44,25 @@ impl fmt::Display for Peer {
 ///
 /// # Errors
 /// If it is neither root's nor the same user's, nor in the group of the socket, or that is not known.
-pub(super) fn admit(peer: &Result<Peer, String>, user: u32) -> Result<()> {
-    let remedy = "ask as that user or as root, or give a group with --control-group";
+pub(super) fn admit(peer: &Result<Peer, String>, user: u32) -> Result<(), Refusal> {
     match peer {
         Ok(peer) if peer.user == 0 || peer.user == user || peer.is_in_group => Ok(()),
-        Ok(peer) => bail!(
-            "user {} may not ask the process of user {user}; {remedy}",
-            peer.user
-        ),
-        Err(error) => bail!(
-            "which user asks the process of user {user} cannot be found out ({error}), so it does not answer; {remedy}"
-        ),
+        Ok(peer) => Err(Refusal::new(
+            StatusCode::FORBIDDEN,
+            format!(
+                "user {} may not ask the process of user {user}; ask as that user or as root, or give a group with \
+                 --control-group",
+                peer.user
+            ),
+        )),
+        // Not the client's fault: it is told even if nobody named the process.
+        Err(error) => Err(Refusal::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!(
+                "which user asks the process of user {user} cannot be found out ({error}), so it does not answer; let \
+                 it call getsockopt(2) with SO_PEERCRED"
+            ),
+        )),
     }
 }
 
@@ -79,11 +89,11 @@ mod tests {
             ),
             (
                 Err("broken".into()),
-                "cannot be found out (broken), so it does not answer; ask as",
+                "cannot be found out (broken), so it does not answer; let it",
             ),
         ] {
-            let error = admit(&peer, 1000).expect_err("refused");
-            assert!(error.to_string().contains(why), "{error}");
+            let refusal = admit(&peer, 1000).expect_err("refused");
+            assert!(refusal.sentence.contains(why), "{refusal:?}");
         }
     }
 

@@ -215,9 +215,7 @@ impl Conversation {
     }
 
     async fn answer(&self, request: HttpRequest<Incoming>) -> Result<Value, Refusal> {
-        if let Err(error) = admit(&self.peer, geteuid().as_raw()) {
-            return Err(Refusal::new(StatusCode::FORBIDDEN, error.to_string()));
-        }
+        admit(&self.peer, geteuid().as_raw())?;
         let uri = request.uri();
         let found = routes::find(request.method(), uri.path(), uri.query())?;
         if found.route.changes && self.access.reads_only {
