@@ -286,6 +286,9 @@ fn around(scene: &Scene, side: usize, random: &mut Random) -> Frame {
         1 if tells_unfinished() => Checksum::Unfinished,
         _ => Checksum::Right,
     };
+    if frame.checksum == Checksum::Unfinished && frame.sums_up() {
+        frame.window ^= 1;
+    }
     frame
 }
 
