@@ -74,7 +74,7 @@ mod name;
 mod options;
 mod outcome;
 
-pub use api::{Splicer, echo, echo_task, join, observed_pair_task, pair_task};
+pub use api::{Splicer, echo, echo_task, join, observed_echo_task, observed_pair_task, pair_task};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Kind, SegmentSize};
 pub use kernel::segment::forward::{Forward, ForwardEnd, ForwardEvent, ForwardOptions, Forwarded};

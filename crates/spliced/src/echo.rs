@@ -1,27 +1,44 @@
 //! A client's connection that is spliced to itself.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
-use splice::{Context, Endpoint, Outcome, Reason, echo_task};
+use splice::{Context, Endpoint, Outcome, Reason, observed_echo_task};
 
 use crate::connection_limit::ConnectionPermit;
-use crate::service::{Service, Terms};
+use crate::service::{Counts, Service, Terms};
+use crate::sessions::{Entry, Session};
+use crate::socket_address::SocketAddress;
 
 /// Starts the echo on this loop.
 pub(crate) fn spawn(
     cx: &mut Context<'_>,
     client: Endpoint,
+    peer: Option<SocketAddress>,
     permit: ConnectionPermit,
     terms: &Terms,
     service: Arc<Service>,
 ) {
-    let on_end = {
-        let service = Arc::clone(&service);
-        move |outcome| ended(&outcome, &service, permit)
+    Counts::add(&service.counts.accepted);
+    let id = service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1;
+    let session = Session::new(id, Arc::clone(&terms.plan), peer);
+    // It is over with the last of those who hold it, even if the echo ends before it has begun.
+    let entry = Arc::new(OnceLock::new());
+    let echo = Echo {
+        session: Arc::clone(&session),
+        _entry: Arc::clone(&entry),
+        service: Arc::clone(&service),
+        _permit: permit,
     };
-    match echo_task(client, &terms.options, None, on_end) {
-        Ok(echo) => drop(cx.spawn(echo)),
+    let spawned = observed_echo_task(client, &terms.options, None, move |outcome| {
+        echo.ended(&outcome);
+    });
+    match spawned {
+        Ok((task, observer)) => {
+            session.facts().pair = Some(observer);
+            let waker = cx.spawn(task);
+            let _ = entry.set(service.process.sessions.enter(&session, waker));
+        }
         Err(error) => service
             .warnings
             .engine_refused
@@ -29,15 +46,30 @@ pub(crate) fn spawn(
     }
 }
 
-fn ended(outcome: &Outcome, service: &Service, _permit: ConnectionPermit) {
-    let Outcome { reason, moved, .. } = outcome;
-    tracing::debug!("echoed {} bytes to a client: {reason}", moved.a_to_b);
-    match reason {
-        Reason::Shutdown => drop(service.process.cut_short.fetch_add(1, Ordering::Relaxed)),
-        Reason::Refused => service
-            .warnings
-            .engine_refused
-            .emit(|_| tracing::error!("{}", outcome.why_engine)),
-        _ => {}
+/// What an echo holds until its end.
+struct Echo {
+    session: Arc<Session>,
+    _entry: Arc<OnceLock<Entry>>,
+    service: Arc<Service>,
+    _permit: ConnectionPermit,
+}
+
+impl Echo {
+    fn ended(self, outcome: &Outcome) {
+        let Outcome { reason, moved, .. } = outcome;
+        tracing::debug!("echoed {} bytes to a client: {reason}", moved.a_to_b);
+        match reason {
+            Reason::Shutdown if self.session.is_killed() => {}
+            Reason::Shutdown => {
+                let cut_short = &self.service.process.cut_short;
+                cut_short.fetch_add(1, Ordering::Relaxed);
+            }
+            Reason::Refused => self
+                .service
+                .warnings
+                .engine_refused
+                .emit(|_| tracing::error!("{}", outcome.why_engine)),
+            _ => {}
+        }
     }
 }

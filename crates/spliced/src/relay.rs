@@ -282,11 +282,9 @@ impl Running {
                         admin::Request::Backends => {
                             Ok(json!({ "backends": self.deployment.backends_told() }))
                         }
-                        admin::Request::Sessions(filters) => {
-                            self.deployment.process.sessions.told(&filters)
+                        admin::Request::Sessions(about) => {
+                            self.deployment.process.sessions.answer(&about)
                         }
-                        admin::Request::Session(id) => self.deployment.process.sessions.told_of(id),
-                        admin::Request::Kill(id) => self.kill(id),
                     };
                     // Nobody receives if the client has gone away.
                     let _ = question.answer.send(answer);
@@ -299,11 +297,6 @@ impl Running {
     }
 
     /// Ends a session.
-    fn kill(&self, id: u64) -> Result<Value> {
-        self.deployment.process.sessions.kill(id)?;
-        Ok(json!({ "ending": true }))
-    }
-
     fn status(&self) -> Value {
         json!({
             "process": self.facts.told(),

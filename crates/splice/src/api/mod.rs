@@ -74,16 +74,25 @@ pub fn echo_task(
     registered: Option<Readiness>,
     on_end: impl FnOnce(Outcome) + Send + 'static,
 ) -> Result<Box<dyn Task>> {
+    observed_echo_task(endpoint, options, registered, on_end).map(|(task, _)| task)
+}
+
+/// As [`echo_task`], for a program that reads the echo while it runs.
+///
+/// # Errors
+/// As [`echo_task`].
+pub fn observed_echo_task(
+    endpoint: Endpoint,
+    options: &Options,
+    registered: Option<Readiness>,
+    on_end: impl FnOnce(Outcome) + Send + 'static,
+) -> Result<(Box<dyn Task>, Observer)> {
     let registered = registered.map(|readiness| [readiness, Readiness::NONE]);
     let on_end = Some(Box::new(on_end) as OnEnd);
-    let pair = pair(
-        Ends::Echo(endpoint),
-        options,
-        registered,
-        &Arc::new(Status::new()),
-        on_end,
-    )?;
-    Ok(Box::new(pair))
+    let status = Arc::new(Status::new());
+    let ends = Ends::Echo(endpoint);
+    let pair = pair(ends, options, registered, &status, on_end)?;
+    Ok((Box::new(pair), Observer::new(status)))
 }
 
 /// Creates the task of a pair. If no engine takes it, or a socket takes an option not, both sockets

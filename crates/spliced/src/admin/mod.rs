@@ -29,7 +29,7 @@ pub(crate) use self::found::all as found;
 pub(crate) use self::routes::RELOAD_WITHIN;
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
-use crate::session_args::SessionFilter;
+use crate::sessions::About;
 
 /// What a client asks of the main thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,12 +38,7 @@ pub(crate) enum Request {
     Status,
     Listeners,
     Backends,
-    /// The sessions that all of these take.
-    Sessions(Vec<SessionFilter>),
-    /// The session with this id.
-    Session(u64),
-    /// The session with this id is to end.
-    Kill(u64),
+    Sessions(About),
     Reload,
 }
 

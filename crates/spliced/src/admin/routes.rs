@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::Request;
 use super::refusal::Refusal;
 use crate::session_args::SessionFilter;
+use crate::sessions::About;
 
 /// How long an answer may take that says only what is known.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
@@ -98,18 +99,18 @@ pub(super) const ROUTES: &[Route] = &[
     ),
     reading(
         "/v1/sessions",
-        Action::AskFor(Request::Sessions),
+        Action::AskFor(|filters| Request::Sessions(About::All(filters))),
         "live sessions; those that a query such as ?engine=copy takes",
     ),
     reading(
         "/v1/sessions/ID",
-        Action::AskOf(Request::Session),
+        Action::AskOf(|id| Request::Sessions(About::One(id))),
         "one live session",
     ),
     Route {
         path: "/v1/sessions/ID",
         method: Method::DELETE,
-        action: Action::AskOf(Request::Kill),
+        action: Action::AskOf(|id| Request::Sessions(About::Kill(id))),
         changes: true,
         within: TOLD_WITHIN,
         about: "ends a session: both peers get a reset",
@@ -271,18 +272,19 @@ mod tests {
         };
         let most = u64::MAX;
         let path = format!("/v1/sessions/{most}");
-        assert_eq!(asked(Method::GET, &path, None), Ok(Request::Session(most)));
+        let about = |about| Ok(Request::Sessions(about));
+        assert_eq!(asked(Method::GET, &path, None), about(About::One(most)));
         assert_eq!(
             asked(Method::DELETE, "/v1/sessions/7", Some("x=y")),
-            Ok(Request::Kill(7))
+            about(About::Kill(7))
         );
         let query = |query| asked(Method::GET, "/v1/sessions", query);
-        assert_eq!(query(None), Ok(Request::Sessions(Vec::new())));
-        assert_eq!(query(Some("")), Ok(Request::Sessions(Vec::new())));
+        assert_eq!(query(None), about(About::All(Vec::new())));
+        assert_eq!(query(Some("")), about(About::All(Vec::new())));
         let filter = |name, value| SessionFilter::new(name, value).expect("a filter");
         assert_eq!(
             query(Some("engine=copy&client=%5B%3A%3A1%5D:80")),
-            Ok(Request::Sessions(vec![
+            about(About::All(vec![
                 filter("engine", "copy"),
                 filter("client", "[::1]:80")
             ]))

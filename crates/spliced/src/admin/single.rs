@@ -1,4 +1,5 @@
-//! What a relay tells that has one listener, one target and no configuration: of datagrams, SEQPACKET and VSOCK.
+//! What a relay tells that has one listener, one target and no configuration: of datagrams, SEQPACKET and VSOCK. Its
+//! threads keep their sessions to themselves.
 
 use std::sync::Arc;
 
@@ -9,40 +10,62 @@ use super::facts::Facts;
 use super::socket::{AdminSocket, warn_unreachable};
 use super::{Question, Request};
 use crate::control_args::ControlArgs;
+use crate::sessions::Survey;
 
 /// Such a relay.
-pub(crate) struct Single<C> {
+pub(crate) struct Single<C, A> {
     /// The addresses that it listens on.
     pub(crate) listening: Vec<String>,
     pub(crate) target: String,
     /// The connections or sessions that are open, and how many there were so far.
     pub(crate) counts: C,
+    /// Puts a question to every thread that has sessions.
+    pub(crate) ask: A,
 }
 
-impl<C: Fn() -> (u64, u64) + Send + Sync + 'static> Single<C> {
+impl<C, A> Single<C, A>
+where
+    C: Fn() -> (u64, u64) + Send + Sync + 'static,
+    A: Fn(&Arc<Survey>) + Send + Sync + 'static,
+{
     /// Opens its control socket. Without, the relay runs as well.
     pub(crate) fn open(self, control: &ControlArgs) -> (Arc<Facts>, Option<AdminSocket>) {
         let facts = Arc::new(Facts::new("relay", None));
         let of_process = Arc::clone(&facts);
-        let ask = move |question: Question| {
-            let answer = self.answer(question.request, &of_process);
+        let ask = move |Question { request, answer }: Question| {
+            let told = match request {
+                Request::Sessions(about) => return (self.ask)(&Survey::new(about, answer)),
+                Request::Reload => Err(anyhow!("there is no configuration to read again")),
+                Request::Listeners => Ok(json!({ "listeners": self.listeners() })),
+                Request::Backends => Ok(json!({ "backends": self.backends(&of_process) })),
+                Request::Status => Ok(json!({
+                    "process": of_process.told(),
+                    "connections": (self.counts)().0,
+                    "listeners": self.listeners(),
+                    "backends": self.backends(&of_process),
+                })),
+            };
             // Nobody receives if the client has gone away.
-            let _ = question.answer.send(answer);
+            let _ = answer.send(told);
         };
         let socket = AdminSocket::open(control, Arc::clone(&facts), ask);
         let socket = socket.inspect_err(warn_unreachable).ok();
         (facts, socket)
     }
 
-    fn answer(&self, request: Request, facts: &Facts) -> anyhow::Result<Value> {
+    fn listeners(&self) -> Value {
         let (open, total) = (self.counts)();
-        let listeners = json!([{
+        json!([{
             "name": self.listening.first(),
             "addresses": self.listening,
             "connections": open,
             "counts": { "accepted": total },
-        }]);
-        let backends = json!([{
+        }])
+    }
+
+    fn backends(&self, facts: &Facts) -> Value {
+        let (open, total) = (self.counts)();
+        json!([{
             "name": self.target,
             "queued": 0,
             "servers": [{
@@ -53,22 +76,6 @@ impl<C: Fn() -> (u64, u64) + Send + Sync + 'static> Single<C> {
                 "connections": open,
                 "total": total,
             }],
-        }]);
-        Ok(match request {
-            Request::Reload => return Err(anyhow!("there is no configuration to read again")),
-            Request::Sessions(_) | Request::Session(_) | Request::Kill(_) => {
-                return Err(anyhow!(
-                    "a relay of datagrams, SEQPACKET or VSOCK does not list its sessions; 'spliced status' counts them"
-                ));
-            }
-            Request::Listeners => json!({ "listeners": listeners }),
-            Request::Backends => json!({ "backends": backends }),
-            Request::Status => json!({
-                "process": facts.told(),
-                "connections": open,
-                "listeners": listeners,
-                "backends": backends,
-            }),
-        })
+        }])
     }
 }

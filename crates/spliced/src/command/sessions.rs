@@ -224,7 +224,6 @@ fn as_table(rated: &[Rated], has_several: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sessions::{End, Phase};
 
     fn of(process: u64) -> Of {
         Of {
@@ -235,24 +234,11 @@ mod tests {
 
     fn row(id: u64, age_ms: f64, there: u64, back: u64) -> (Of, Row) {
         let row = Row {
-            id,
-            unique_id: None,
-            listener: "web".into(),
-            client: "[::1]:4711".into(),
-            server_name: None,
-            backend: Some("b".into()),
-            server: None,
-            target: "192.0.2.1:80".into(),
-            phase: Phase::HalfClosed,
-            client_stream: End::Ended,
-            target_stream: End::Open,
-            engine: Some("copy".into()),
-            why_engine: "asked for by name".into(),
             accepted_at: format!("{:06}", 100_000.0 - age_ms),
             age_ms,
-            idle_ms: 0.0,
             client_to_target_bytes: there,
             target_to_client_bytes: back,
+            ..Row::example(id)
         };
         (of(7), row)
     }

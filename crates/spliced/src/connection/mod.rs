@@ -49,7 +49,7 @@ use crate::connect_error::Fault;
 use crate::connection_limit::ConnectionPermit;
 use crate::resource_limit::words;
 use crate::service::{Counts, Service, Terms};
-use crate::sessions::Phase;
+use crate::sessions::{KILLED, Phase};
 use crate::socket_address::SocketAddress;
 use crate::target::Question;
 
@@ -358,7 +358,7 @@ impl Task for Connection {
 
     fn close(&mut self, _cx: &mut Context<'_>) {
         match &self.record {
-            Some(record) if record.is_killed() => drop(self.reset(record::KILLED)),
+            Some(record) if record.is_killed() => drop(self.reset(KILLED)),
             Some(record) if record.is_cut() => drop(self.reset("its listener was removed")),
             _ if self.place().is_some_and(|place| place.seat.is_cut()) => {
                 drop(self.reset("its server was removed"));

@@ -14,11 +14,8 @@ use crate::connection_limit::ConnectionPermit;
 use crate::rate_limited_warning::more;
 use crate::roster::Seat;
 use crate::service::{Service, Terms};
-use crate::sessions::{Entry, Phase, Session};
+use crate::sessions::{Entry, KILLED, Phase, Session};
 use crate::socket_address::SocketAddress;
-
-/// Why a session has ended that somebody has asked to end.
-pub(super) const KILLED: &str = "ended by an operator";
 
 /// One connection of a client, for the logs. It holds the connection's permit.
 pub(super) struct Record {

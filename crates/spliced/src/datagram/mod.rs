@@ -46,6 +46,7 @@ use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::refusal;
 use crate::resource_limit::raise_descriptor_limit;
+use crate::sessions::Survey;
 use crate::signal::{Request, Signals};
 use crate::target::Target;
 
@@ -106,6 +107,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         total: Mutex::new(Counters::default()),
         full: RateLimitedWarning::default(),
         dropped: RateLimitedWarning::default(),
+        addresses,
         plan,
     });
     let mut workers = Vec::new();
@@ -114,7 +116,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         let ended = move |result| drop(sender.send(Event::WorkerEnded(result)));
         workers.push(Worker::start(socket, Arc::clone(&shared), ended)?);
     }
-    for address in &addresses {
+    for address in &shared.addresses {
         tracing::info!(
             "listening on {}, relaying to {}",
             shared.plan.shown(address),
@@ -122,13 +124,19 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         );
     }
     let counted = Arc::clone(&shared);
+    let askers: Vec<_> = workers.iter().map(Worker::asker).collect();
     let single = Single {
-        listening: addresses.iter().map(|one| shared.plan.shown(one)).collect(),
+        listening: shared
+            .addresses
+            .iter()
+            .map(|one| shared.plan.shown(one))
+            .collect(),
         target: shared.plan.target.to_string(),
         counts: move || {
             let count = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
             (count(&counted.open), count(&counted.made))
         },
+        ask: move |survey: &Arc<Survey>| askers.iter().for_each(|ask| ask(survey)),
     };
     let (facts, admin) = single.open(&shared.plan.control);
     let mut draining_until = None;

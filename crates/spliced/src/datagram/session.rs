@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::counters::Flow;
 use super::sender::Sender;
 use super::socket::DatagramSocket;
+use crate::sessions::{End, Own, Phase, Units};
 use crate::socket_address::SocketAddress;
 
 /// A client's own socket to the target.
@@ -48,6 +49,28 @@ impl Session {
     /// The target's address, if the socket is a UDP socket.
     pub(crate) fn udp_target(&self) -> Option<SocketAddr> {
         self.target.inet()
+    }
+
+    /// What is known of it now. `listener` is the address that the client has sent to.
+    pub(crate) fn told(&self, listener: String) -> Own {
+        Own {
+            id: self.id,
+            listener,
+            client: self.client.to_string(),
+            target: self.target.to_string(),
+            phase: Phase::Relaying,
+            streams: [End::Open; 2],
+            began: self.began,
+            used: self.used,
+            bytes: [self.to_target.bytes, self.to_client.bytes],
+            units: Units {
+                client_to_target_datagrams: Some(self.to_target.datagrams),
+                target_to_client_datagrams: Some(self.to_client.datagrams),
+                client_to_target_dropped: Some(self.to_target.dropped.sum()),
+                target_to_client_dropped: Some(self.to_client.dropped.sum()),
+                ..Units::default()
+            },
+        }
     }
 
     /// The line of the access log.

@@ -52,6 +52,11 @@ impl Sessions {
         self.slots.get_mut(number).map(|slot| &mut slot.session)
     }
 
+    /// Every number is below it.
+    pub(crate) fn numbers(&self) -> usize {
+        self.slots.capacity()
+    }
+
     /// The number that the next session has.
     pub(crate) fn next_number(&self) -> usize {
         self.slots.vacant_key()

@@ -22,6 +22,7 @@ use super::socket::{DatagramSocket, Offload, Piece};
 use crate::access_log::AccessLog;
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::resource_limit::limit_met;
+use crate::sessions::{Asked, Inbox, KILLED, Survey};
 use crate::socket_address::SocketAddress;
 use crate::target::Target;
 
@@ -38,6 +39,8 @@ const EVENTS: usize = 256;
 /// What the threads have in common.
 pub(crate) struct Shared {
     pub(crate) plan: DatagramPlan,
+    /// That the listeners of each thread are bound to.
+    pub(crate) addresses: Vec<SocketAddress>,
     pub(crate) target: Arc<Target>,
     pub(crate) access_log: Option<AccessLog>,
     /// Sessions that are open.
@@ -63,6 +66,7 @@ pub(crate) struct Worker {
 struct Control {
     phase: AtomicU8,
     wake: OwnedFd,
+    inbox: Inbox,
 }
 
 const RUNNING: u8 = 0;
@@ -85,6 +89,7 @@ impl Worker {
         let control = Arc::new(Control {
             phase: AtomicU8::new(RUNNING),
             wake,
+            inbox: Inbox::default(),
         });
         let relaying = Relaying::new(listeners, shared, Arc::clone(&control))?;
         let thread = thread::Builder::new()
@@ -104,15 +109,31 @@ impl Worker {
         self.tell(ENDING);
     }
 
+    /// What asks the thread about its sessions.
+    pub(crate) fn asker(&self) -> impl Fn(&Arc<Survey>) + Send + Sync + use<> {
+        let control = Arc::clone(&self.control);
+        move |survey| {
+            control.inbox.put(survey);
+            control.notify();
+        }
+    }
+
     fn tell(&self, phase: u8) {
         self.control.phase.store(phase, Ordering::Release);
-        // It fails only if it was told 2^64 times before.
-        let _ = rustix::io::write(&self.control.wake, &1u64.to_ne_bytes());
+        self.control.notify();
     }
 
     pub(crate) fn join(self) {
         // A panic was reported by its hook.
         let _ = self.thread.join();
+    }
+}
+
+impl Control {
+    /// Has the thread look at what it was told.
+    fn notify(&self) {
+        // It fails only if it was told 2^64 times before.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
@@ -140,6 +161,7 @@ struct Relaying {
     control: Arc<Control>,
     shared: Arc<Shared>,
     phase: u8,
+    asked: Asked,
 }
 
 impl Relaying {
@@ -168,6 +190,7 @@ impl Relaying {
             control,
             shared,
             phase: RUNNING,
+            asked: Asked::default(),
         })
     }
 
@@ -178,7 +201,10 @@ impl Relaying {
                 break Ok(());
             }
             events.clear();
-            let timeout = self.next_expiry(Instant::now());
+            let timeout = match self.asked.is_empty() {
+                true => self.next_expiry(Instant::now()),
+                false => Some(Timespec::default()),
+            };
             let spare = rustix::buffer::spare_capacity(&mut events);
             match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -187,7 +213,7 @@ impl Relaying {
             let now = Instant::now();
             for event in &events {
                 match event.data.u64() {
-                    WAKE => self.phase = self.control.phase.load(Ordering::Acquire),
+                    WAKE => self.look(),
                     token if token >= FIRST_LISTENER => {
                         self.pass_on((token - FIRST_LISTENER) as usize, now)
                     }
@@ -195,7 +221,9 @@ impl Relaying {
                 }
             }
             self.expire(now);
+            self.answer();
         };
+        self.control.inbox.close();
         let left = self.sessions.len();
         if left > 0 {
             self.shared.cut_short.fetch_add(left, Ordering::Relaxed);
@@ -211,6 +239,27 @@ impl Relaying {
         total.add(&self.counters);
         drop(total);
         result
+    }
+
+    /// Looks at what it was told.
+    fn look(&mut self) {
+        // What it is told from now on wakes it again.
+        let _ = rustix::io::read(&self.control.wake, &mut [0u8; 8]);
+        self.phase = self.control.phase.load(Ordering::Acquire);
+        self.asked.take(&self.control.inbox);
+    }
+
+    /// Goes on with what it is asked about its sessions.
+    fn answer(&mut self) {
+        let (sessions, shared) = (&self.sessions, &self.shared);
+        let ending = self.asked.go_on(sessions.numbers(), |number| {
+            let session = sessions.get(number)?;
+            let listener = &shared.addresses[session.listener];
+            Some(session.told(shared.plan.shown(listener)))
+        });
+        for number in ending {
+            self.end(number, KILLED.into());
+        }
     }
 
     fn idle_timeout(&self) -> Duration {

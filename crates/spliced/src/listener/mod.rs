@@ -100,7 +100,7 @@ impl Listener {
                 self.follow(terms.plan.peer_timeouts, &client);
                 if terms.echoes() {
                     let client = Endpoint::prepared(client, kind);
-                    echo::spawn(cx, client, permit, &terms, service);
+                    echo::spawn(cx, client, peer, permit, &terms, service);
                 } else {
                     let connection = Connection::new(client, kind, peer, permit, terms, service);
                     cx.spawn(Box::new(connection));

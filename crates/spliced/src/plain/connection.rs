@@ -20,7 +20,8 @@ use rustix::net::{Shutdown, shutdown};
 use serde::Serialize;
 
 use super::opening::{Opened, Opening};
-use super::socket::{Buffer, Received, report_sender, send_now};
+use super::socket::{Buffer, Received, name_of_peer, report_sender, send_now};
+use crate::sessions::{End, Own, Phase, Units};
 
 /// How many messages a direction moves before others have their turn.
 const MESSAGES_AT_ONCE: usize = 64;
@@ -175,6 +176,30 @@ impl Connection {
         }
     }
 
+    /// What is known of it now.
+    pub(super) fn told(&self, listener: String, target: String) -> Own {
+        let ends = [&self.up, &self.down].map(Direction::end);
+        Own {
+            id: self.id,
+            listener,
+            client: name_of_peer(&self.client),
+            target,
+            phase: match &self.server {
+                Server::Opening(_) => Phase::Connecting,
+                Server::Connected(_) => Phase::of(ends),
+            },
+            streams: ends,
+            began: self.began,
+            used: self.used,
+            bytes: [self.up.bytes, self.down.bytes],
+            units: Units {
+                client_to_target_messages: self.messages.then_some(self.up.messages),
+                target_to_client_messages: self.messages.then_some(self.down.messages),
+                ..Units::default()
+            },
+        }
+    }
+
     /// The line of the access log.
     pub(super) fn entry<'a>(&self, target: &'a str, outcome: &'a str) -> Entry<'a> {
         let messages = |direction: &Direction| self.messages.then_some(direction.messages);
@@ -194,6 +219,15 @@ impl Connection {
 }
 
 impl Direction {
+    /// How far its stream has come.
+    fn end(&self) -> End {
+        match (self.ended, &self.waiting) {
+            (false, _) => End::Open,
+            (true, Some(_)) => End::Draining,
+            (true, None) => End::Ended,
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.ended && self.waiting.is_none()
     }

@@ -37,6 +37,7 @@ use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::resource_limit::{limit_met, raise_descriptor_limit};
+use crate::sessions::{Asked, Inbox, KILLED, Survey};
 use crate::signal::{Request, Signals};
 
 const WAKE: u64 = u64::MAX;
@@ -59,6 +60,7 @@ struct Control {
     /// Connections so far.
     made: AtomicU64,
     wake: OwnedFd,
+    inbox: Inbox,
 }
 
 impl Control {
@@ -96,6 +98,7 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
         open: AtomicU64::new(0),
         made: AtomicU64::new(0),
         wake: wake.context("cannot create an eventfd")?,
+        inbox: Inbox::default(),
     });
     let progress = signals.watch(diagnostics.clone(), false, {
         let (control, access_log) = (Arc::clone(&control), access_log.clone());
@@ -113,8 +116,9 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
     progress.running();
     let target = Place::of(&plan.target, plan.connect_timeout)?;
     let (listener, address, _socket_file) = Place::to_listen(&plan.listen)?.listen()?;
-    let counted = Arc::clone(&control);
-    let mut relay = Relay::new(plan, target, listener, access_log.clone(), control)?;
+    let (counted, asked) = (Arc::clone(&control), Arc::clone(&control));
+    let log = access_log.clone();
+    let mut relay = Relay::new(plan, target, (listener, address.clone()), log, control)?;
     tracing::info!("listening on {address}, relaying to {}", relay.plan.target);
     let single = Single {
         listening: vec![address.to_string()],
@@ -123,9 +127,14 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
             let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
             (count(&counted.open), count(&counted.made))
         },
+        ask: move |survey: &Arc<Survey>| {
+            asked.inbox.put(survey);
+            asked.notify();
+        },
     };
     relay.told = Some(single.open(&relay.plan.control));
     let result = relay.run();
+    relay.control.inbox.close();
     relay.told = None;
     progress.ending(FAILED);
     let cut_short = relay.connections.len();
@@ -152,6 +161,8 @@ struct Relay {
     epoll: OwnedFd,
     /// `None` once it drains.
     listener: Option<OwnedFd>,
+    /// What that is bound to.
+    address: String,
     /// The listener is watched.
     is_accepting: bool,
     /// When to accept again, where a limit was met.
@@ -165,6 +176,7 @@ struct Relay {
     made: u64,
     access_log: Option<AccessLog>,
     control: Arc<Control>,
+    asked: Asked,
     drain_until: Option<Instant>,
     /// What others are told, and where.
     told: Option<(Arc<Facts>, Option<AdminSocket>)>,
@@ -175,7 +187,7 @@ impl Relay {
     fn new(
         plan: PlainPlan,
         target: Place,
-        listener: OwnedFd,
+        (listener, address): (OwnedFd, String),
         access_log: Option<AccessLog>,
         control: Arc<Control>,
     ) -> Result<Self> {
@@ -192,6 +204,7 @@ impl Relay {
             waker: Arc::clone(&control).into(),
             epoll,
             listener: Some(listener),
+            address,
             is_accepting: true,
             accept_again: None,
             connections: Slab::new(),
@@ -200,6 +213,7 @@ impl Relay {
             made: 0,
             access_log,
             control,
+            asked: Asked::default(),
             drain_until: None,
             told: None,
             warning: RateLimitedWarning::default(),
@@ -241,6 +255,7 @@ impl Relay {
                     // The top of the loop looks at what it was told.
                     WAKE => {
                         let _ = rustix::io::read(&self.control.wake, &mut [0u8; 8]);
+                        self.asked.take(&self.control.inbox);
                         self.open(now, true);
                     }
                     LISTENER => self.accept(),
@@ -248,6 +263,19 @@ impl Relay {
                     number => self.go_on(number as usize),
                 }
             }
+            self.answer();
+        }
+    }
+
+    /// Goes on with what it is asked about its connections.
+    fn answer(&mut self) {
+        let (connections, address, target) = (&self.connections, &self.address, &self.plan.target);
+        let ending = self.asked.go_on(connections.capacity(), |number| {
+            let connection = connections.get(number)?;
+            Some(connection.told(address.clone(), target.to_string()))
+        });
+        for number in ending {
+            self.end(number, KILLED);
         }
     }
 
@@ -270,7 +298,7 @@ impl Relay {
     }
 
     fn timeout(&self, now: Instant) -> Option<Timespec> {
-        if !self.unfinished.is_empty() {
+        if !self.unfinished.is_empty() || !self.asked.is_empty() {
             return Some(Timespec::default());
         }
         let expiry = self.plan.idle_timeout.and_then(|timeout| {

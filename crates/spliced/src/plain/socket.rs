@@ -3,10 +3,13 @@
 use std::fmt;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
+use nix::sys::socket::{SockaddrStorage, getpeername};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, send, sockopt};
+
+use crate::socket_address::SocketAddress;
 
 /// The longest message: what a sender may have in flight whose send buffer is as large as `net.core.wmem_max`
 /// allows by default on current kernels (4 MiB).
@@ -62,6 +65,16 @@ impl Buffer {
 /// Has a UNIX socket report who sent a message. Returns whether it does.
 pub(super) fn report_sender(socket: &OwnedFd) -> bool {
     sockopt::set_socket_passcred(socket, true).is_ok()
+}
+
+/// The address of whom `socket` is connected with; empty for a UNIX socket without a name.
+pub(super) fn name_of_peer(socket: &OwnedFd) -> String {
+    let name = getpeername::<SockaddrStorage>(socket.as_raw_fd());
+    if let Some(vsock) = name.ok().as_ref().and_then(SockaddrStorage::as_vsock_addr) {
+        return format!("vsock:{}:{}", vsock.cid(), vsock.port());
+    }
+    let name = SocketAddress::from_kernel(rustix::net::getpeername(socket).ok().flatten());
+    name.map(|name| name.to_string()).unwrap_or_default()
 }
 
 /// Sends without waiting. Returns how much was sent.

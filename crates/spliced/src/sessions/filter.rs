@@ -34,34 +34,9 @@ fn host(address: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sessions::{End, Phase};
-
-    fn row() -> Row {
-        Row {
-            id: 1,
-            unique_id: None,
-            listener: "web".into(),
-            client: "[::1]:4711".into(),
-            server_name: None,
-            backend: Some("b".into()),
-            server: None,
-            target: "192.0.2.1:80".into(),
-            phase: Phase::HalfClosed,
-            client_stream: End::Ended,
-            target_stream: End::Open,
-            engine: Some("copy".into()),
-            why_engine: "asked for by name".into(),
-            accepted_at: String::new(),
-            age_ms: 0.0,
-            idle_ms: 0.0,
-            client_to_target_bytes: 0,
-            target_to_client_bytes: 0,
-        }
-    }
-
     #[test]
     fn a_filter_takes_what_has_its_value() {
-        let row = row();
+        let row = Row::example(1);
         let takes = |field, value: &str| {
             let value = value.into();
             SessionFilter { field, value }.takes(&row)

@@ -7,27 +7,46 @@
 //! Nothing here is asked for per byte. A session says what changes in it a few times in its life ([`Session`]); its
 //! bytes are read where the loop, or a BPF program, counts them. The reader is another thread than the loops: it holds
 //! a lock that they need for [`CHUNK`] sessions at most.
+//!
+//! A relay whose threads keep their sessions to themselves, as that of datagrams does, is asked by a [`Survey`].
 
 mod filter;
 mod row;
 mod session;
+mod survey;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use anyhow::Result;
+use serde_json::{Value, json};
 use splice::Waker;
 
-#[cfg(test)]
-pub(crate) use self::row::End;
-pub(crate) use self::row::{Answer, Row};
+pub(crate) use self::row::{Answer, End, Own, Row, Units};
 pub(crate) use self::session::{Phase, Session};
+pub(crate) use self::survey::{Asked, Inbox, Survey};
+use crate::session_args::SessionFilter;
+
+/// Why a session has ended that somebody has asked to end.
+pub(crate) const KILLED: &str = "ended by an operator";
 
 /// Threads that accept at the same time seldom meet at one lock.
 const SHARDS: usize = 16;
 
 /// So many sessions are copied under one lock: microseconds.
 const CHUNK: usize = 256;
+
+/// What somebody wants to know, or to have done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    /// The sessions that all of these take.
+    All(Vec<SessionFilter>),
+    /// The session with this id.
+    One(u64),
+    /// The end of the session with this id.
+    Kill(u64),
+}
 
 /// The sessions of a process.
 #[derive(Default)]
@@ -57,6 +76,18 @@ impl Sessions {
         Entry {
             sessions: Arc::clone(self),
             id,
+        }
+    }
+
+    /// Tells, or does, what somebody wants.
+    ///
+    /// # Errors
+    /// [`NoSession`].
+    pub(crate) fn answer(&self, about: &About) -> Result<Value> {
+        match about {
+            About::All(filters) => self.told(filters),
+            About::One(id) => self.told_of(*id),
+            About::Kill(id) => Ok(self.kill(*id).map(|()| ending())?),
         }
     }
 
@@ -92,7 +123,7 @@ impl Sessions {
     ///
     /// # Errors
     /// If there is none with this id.
-    pub(crate) fn kill(&self, id: u64) -> Result<(), NoSession> {
+    fn kill(&self, id: u64) -> Result<(), NoSession> {
         let shard = self.shard(id);
         let entered = shard.get(&id).ok_or(NoSession(id))?;
         entered.session.kill();
@@ -103,6 +134,11 @@ impl Sessions {
     fn shard(&self, id: u64) -> MutexGuard<'_, BTreeMap<u64, Entered>> {
         lock(&self.shards[id as usize % SHARDS])
     }
+}
+
+/// The answer to whoever ends a session.
+fn ending() -> Value {
+    json!({ "ending": true })
 }
 
 /// No session is alive that has this id.

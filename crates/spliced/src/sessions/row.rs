@@ -47,6 +47,43 @@ pub(crate) struct Row {
     pub(crate) idle_ms: f64,
     pub(crate) client_to_target_bytes: u64,
     pub(crate) target_to_client_bytes: u64,
+    #[serde(flatten)]
+    pub(crate) units: Units,
+}
+
+/// What sockets with boundaries count besides bytes.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Units {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) client_to_target_datagrams: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target_to_client_datagrams: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) client_to_target_dropped: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target_to_client_dropped: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) client_to_target_messages: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target_to_client_messages: Option<u64>,
+}
+
+/// What a thread knows of a session that it keeps to itself.
+#[derive(Debug)]
+pub(crate) struct Own {
+    pub(crate) id: u64,
+    pub(crate) listener: String,
+    pub(crate) client: String,
+    pub(crate) target: String,
+    pub(crate) phase: Phase,
+    /// The ends of the streams that the client and the target send.
+    pub(crate) streams: [End; 2],
+    pub(crate) began: Instant,
+    pub(crate) used: Instant,
+    /// To the target, and to the client.
+    pub(crate) bytes: [u64; 2],
+    pub(crate) units: Units,
 }
 
 /// How far the stream has come that a peer sends.
@@ -63,7 +100,7 @@ impl Sessions {
     ///
     /// # Errors
     /// None that is known: a row is plain data.
-    pub(crate) fn told(&self, filters: &[SessionFilter]) -> Result<Value> {
+    pub(super) fn told(&self, filters: &[SessionFilter]) -> Result<Value> {
         let clocks = Clocks::now();
         let mut sessions = Vec::new();
         self.visit(|some| {
@@ -78,7 +115,7 @@ impl Sessions {
     ///
     /// # Errors
     /// [`super::NoSession`].
-    pub(crate) fn told_of(&self, id: u64) -> Result<Value> {
+    pub(super) fn told_of(&self, id: u64) -> Result<Value> {
         let session = self.get(id)?;
         Ok(serde_json::to_value(Row::of(&session, Clocks::now()))?)
     }
@@ -86,13 +123,13 @@ impl Sessions {
 
 /// One moment by both clocks, so that sessions keep the order in which they were accepted.
 #[derive(Clone, Copy)]
-struct Clocks {
+pub(super) struct Clocks {
     steady: Instant,
     of_day: SystemTime,
 }
 
 impl Clocks {
-    fn now() -> Self {
+    pub(super) fn now() -> Self {
         Self {
             steady: Instant::now(),
             of_day: SystemTime::now(),
@@ -135,6 +172,7 @@ impl Row {
                 idle_ms: 0.0,
                 client_to_target_bytes: facts.passed_on_bytes,
                 target_to_client_bytes: 0,
+                units: Units::default(),
             };
             (row, facts.pair.clone())
         };
@@ -146,31 +184,95 @@ impl Row {
             let moved = pair.counters();
             row.client_to_target_bytes += moved.a_to_b;
             row.target_to_client_bytes += moved.b_to_a;
-            let [client, target] = pair.streams();
-            row.client_stream = client.into();
-            row.target_stream = target.into();
-            row.phase = phase(client, target);
+            let mut streams = pair.streams().map(End::from);
+            if session.is_echo() {
+                // Its client gets the stream that it sends.
+                streams[1] = streams[0];
+            }
+            [row.client_stream, row.target_stream] = streams;
+            row.phase = Phase::of(streams);
             moved_at = pair.moved_at();
         }
+        row.set_times(clocks, session.accepted_at(), moved_at);
+        row
+    }
+
+    /// Of a session that its thread keeps to itself.
+    pub(super) fn of_own(own: Own, clocks: Clocks) -> Self {
+        let [client_stream, target_stream] = own.streams;
+        let [client_to_target_bytes, target_to_client_bytes] = own.bytes;
+        let mut row = Self {
+            id: own.id,
+            unique_id: None,
+            listener: own.listener,
+            client: own.client,
+            server_name: None,
+            backend: None,
+            server: None,
+            target: own.target,
+            phase: own.phase,
+            client_stream,
+            target_stream,
+            engine: Some("copy".into()),
+            why_engine: "no other engine takes its kind of socket".into(),
+            accepted_at: String::new(),
+            age_ms: 0.0,
+            idle_ms: 0.0,
+            client_to_target_bytes,
+            target_to_client_bytes,
+            units: own.units,
+        };
+        row.set_times(clocks, own.began, own.used);
+        row
+    }
+
+    fn set_times(&mut self, clocks: Clocks, accepted_at: Instant, moved_at: Instant) {
         let now = Instant::now();
         let milliseconds = |since: Instant| {
             let time = now.saturating_duration_since(since);
             time.as_micros() as f64 / 1000.0
         };
-        row.age_ms = milliseconds(session.accepted_at());
-        row.idle_ms = milliseconds(moved_at);
-        row.accepted_at = clocks.time_of_day(session.accepted_at());
-        row
+        self.age_ms = milliseconds(accepted_at);
+        self.idle_ms = milliseconds(moved_at);
+        self.accepted_at = clocks.time_of_day(accepted_at);
+    }
+
+    /// For tests: one that is half closed.
+    #[cfg(test)]
+    pub(crate) fn example(id: u64) -> Self {
+        Self {
+            id,
+            unique_id: None,
+            listener: "web".into(),
+            client: "[::1]:4711".into(),
+            server_name: None,
+            backend: Some("b".into()),
+            server: None,
+            target: "192.0.2.1:80".into(),
+            phase: Phase::HalfClosed,
+            client_stream: End::Ended,
+            target_stream: End::Open,
+            engine: Some("copy".into()),
+            why_engine: "asked for by name".into(),
+            accepted_at: String::new(),
+            age_ms: 0.0,
+            idle_ms: 0.0,
+            client_to_target_bytes: 0,
+            target_to_client_bytes: 0,
+            units: Units::default(),
+        }
     }
 }
 
-/// The phase of a pair whose streams have come so far.
-fn phase(client: Stream, target: Stream) -> Phase {
-    match (client, target) {
-        (Stream::Ended, Stream::Ended) => Phase::Ended,
-        (Stream::Ended, _) | (_, Stream::Ended) => Phase::HalfClosed,
-        (Stream::Draining, _) | (_, Stream::Draining) => Phase::Draining,
-        (Stream::Open, Stream::Open) => Phase::Relaying,
+impl Phase {
+    /// That of a session whose streams have come so far.
+    pub(crate) fn of(streams: [End; 2]) -> Self {
+        match streams {
+            [End::Ended, End::Ended] => Self::Ended,
+            [End::Ended, _] | [_, End::Ended] => Self::HalfClosed,
+            [End::Draining, _] | [_, End::Draining] => Self::Draining,
+            [End::Open, End::Open] => Self::Relaying,
+        }
     }
 }
 
@@ -190,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_phase_of_a_pair_follows_from_its_streams() {
-        let (open, draining, ended) = (Stream::Open, Stream::Draining, Stream::Ended);
+        let (open, draining, ended) = (End::Open, End::Draining, End::Ended);
         for (one, other, expected) in [
             (open, open, Phase::Relaying),
             (open, draining, Phase::Draining),
@@ -200,8 +302,8 @@ mod tests {
             (draining, ended, Phase::HalfClosed),
             (ended, ended, Phase::Ended),
         ] {
-            assert_eq!(phase(one, other), expected);
-            assert_eq!(phase(other, one), expected);
+            assert_eq!(Phase::of([one, other]), expected);
+            assert_eq!(Phase::of([other, one]), expected);
         }
     }
 

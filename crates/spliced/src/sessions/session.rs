@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use splice::{EngineName, Observer};
 
 use crate::backend::Backend;
-use crate::plan::ListenerPlan;
+use crate::plan::{Action, ListenerPlan};
 use crate::socket_address::SocketAddress;
 
 /// How far a session has come.
@@ -103,6 +103,12 @@ impl Session {
 
     pub(super) fn listener(&self) -> &str {
         &self.listener.name
+    }
+
+    /// Its bytes go back to the client.
+    pub(super) fn is_echo(&self) -> bool {
+        let mut routes = self.listener.routes.iter();
+        routes.any(|route| matches!(route.action, Action::Echo))
     }
 
     pub(crate) fn accepted_at(&self) -> Instant {

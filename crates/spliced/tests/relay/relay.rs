@@ -65,22 +65,31 @@ pub(crate) fn output(command: &mut Command) -> Output {
             .stderr(Stdio::piped()),
     )
     .expect("it starts");
-    // The output fits into the pipes. A program that does not end is the more likely failure.
-    let status = process
-        .wait_at_most(PATIENCE)
-        .expect("it can be waited for")
-        .unwrap_or_else(|| panic!("{command:?} does not end"));
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let child = process.child_mut();
-    if let (Some(out), Some(err)) = (&mut child.stdout, &mut child.stderr) {
-        out.read_to_end(&mut stdout).expect("its stdout");
-        err.read_to_end(&mut stderr).expect("its stderr");
-    }
-    Output {
-        status,
-        stdout,
-        stderr,
-    }
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    // A program whose output is longer than a pipe ends only if it is read.
+    thread::scope(|scope| {
+        let stdout = scope.spawn(|| whole(stdout));
+        let stderr = scope.spawn(|| whole(stderr));
+        let status = process.wait_at_most(PATIENCE);
+        let status = status.expect("it can be waited for");
+        if status.is_none() {
+            // Its end ends the threads, too.
+            let _ = process.child_mut().kill();
+        }
+        Output {
+            status: status.unwrap_or_else(|| panic!("{command:?} does not end")),
+            stdout: stdout.join().expect("its stdout"),
+            stderr: stderr.join().expect("its stderr"),
+        }
+    })
+}
+
+/// All that comes from `pipe`.
+fn whole(pipe: Option<impl Read>) -> Vec<u8> {
+    let mut all = Vec::new();
+    pipe.expect("a pipe").read_to_end(&mut all).expect("read");
+    all
 }
 
 /// The numbers of the descriptors that a child of this process inherits.

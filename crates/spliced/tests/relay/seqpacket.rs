@@ -35,7 +35,7 @@ fn patient(socket: &OwnedFd) {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(PATIENCE)).expect("a limit");
 }
 
-fn server(scratch: &Scratch) -> OwnedFd {
+pub(crate) fn server(scratch: &Scratch) -> OwnedFd {
     let socket = socket();
     let address = SocketAddrUnix::new(scratch.path().join("target")).expect("a path");
     bind(&socket, &address).expect("it is bound");
@@ -43,28 +43,28 @@ fn server(scratch: &Scratch) -> OwnedFd {
     socket
 }
 
-fn connected(scratch: &Scratch) -> OwnedFd {
+pub(crate) fn connected(scratch: &Scratch) -> OwnedFd {
     let socket = socket();
     let address = SocketAddrUnix::new(scratch.path().join("relay")).expect("a path");
     connect(&socket, &address).expect("it connects");
     socket
 }
 
-fn accepted(server: &OwnedFd) -> OwnedFd {
+pub(crate) fn accepted(server: &OwnedFd) -> OwnedFd {
     let socket = accept(server).expect("a connection");
     patient(&socket);
     socket
 }
 
 /// A message; an empty one is also what the end of the stream looks like.
-fn message(socket: &OwnedFd) -> Vec<u8> {
+pub(crate) fn message(socket: &OwnedFd) -> Vec<u8> {
     let mut buffer = vec![0; 300_000];
     let (_, length) = recv(socket, &mut buffer[..], RecvFlags::empty()).expect("a message");
     buffer.truncate(length);
     buffer
 }
 
-fn relay(scratch: &Scratch, options: &[&str]) -> Relay {
+pub(crate) fn relay(scratch: &Scratch, options: &[&str]) -> Relay {
     Relay::between(&at(scratch, "relay"), &at(scratch, "target"), options)
 }
 

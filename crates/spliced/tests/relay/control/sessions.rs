@@ -13,7 +13,6 @@ use crate::patience::{until, until_found};
 use crate::peer::Peer;
 use crate::relay::{Relay, command, output};
 use crate::server::Server;
-use crate::usage::failure;
 
 /// Users whom no other test has: a user finds the processes of all tests that have it.
 const USERS: [u32; 2] = [65530, 65531];
@@ -325,27 +324,4 @@ fn a_process_that_does_not_answer_is_not_passed_over_by_a_kill() {
     assert!(chosen.status.success(), "{chosen:?}");
     near.expect_reset();
     far.expect_reset();
-}
-
-#[test]
-fn a_relay_of_datagrams_or_messages_says_that_it_lists_no_sessions() {
-    let scratch = Scratch::new("control").expect("a directory");
-    for (kind, target) in [("udp", "127.0.0.1:9"), ("seqpacket", "/nowhere")] {
-        let socket = scratch.path().join(kind);
-        let path = socket.to_str().expect("UTF-8");
-        let listen = match kind {
-            "udp" => "udp:127.0.0.1:0".into(),
-            _ => format!("seqpacket:{path}.listen"),
-        };
-        let target = format!("{kind}:{target}");
-        let arguments = ["relay", &listen, &target, "--control", path];
-        let _relay = Relay::spawn(&mut command(&arguments));
-        answers(&socket);
-        let (status, _) = curl(&socket, &["http://x/v1/sessions"]);
-        assert_eq!(status, "422");
-        for arguments in [&["sessions"][..], &["kill", "1"]] {
-            let told = failure(command(arguments).args(["--control", path]), 1);
-            assert!(told.contains("does not list its sessions"), "{told}");
-        }
-    }
 }

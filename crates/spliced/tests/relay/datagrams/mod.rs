@@ -19,7 +19,7 @@ use crate::relay::Relay;
 const LONGEST: usize = 65_507;
 
 /// A UDP socket that does not wait for ever.
-fn socket(address: &str) -> UdpSocket {
+pub(crate) fn socket(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind(address).expect(address);
     socket
         .set_read_timeout(Some(PATIENCE))
@@ -28,7 +28,7 @@ fn socket(address: &str) -> UdpSocket {
 }
 
 /// A socket of a client of `relay`.
-fn client(relay: &Relay) -> UdpSocket {
+pub(crate) fn client(relay: &Relay) -> UdpSocket {
     let relay = inet(relay);
     let own = if relay.is_ipv4() {
         "127.0.0.1:0"
@@ -51,7 +51,7 @@ fn named(socket: &UdpSocket) -> String {
 }
 
 /// Receives a datagram and who has sent it.
-fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+pub(crate) fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     let mut buffer = vec![0; LONGEST + 1];
     let (length, from) = socket.recv_from(&mut buffer).expect("a datagram");
     buffer.truncate(length);
