@@ -409,7 +409,7 @@ fn a_page_stays_as_it_is_while_it_pauses() {
     let lines = top.lines();
     assert!(has_rows(1)(&lines), "{lines:?}");
     top.press(" ");
-    top.until_shown("every 0.1s");
+    top.until_gone("PAUSED");
     let client = scene.sessions[1].0.local_address();
     top.until("only the new one is there", |lines| {
         has_rows(1)(lines) && lines[3].contains(&client)
@@ -430,7 +430,7 @@ fn a_process_that_does_not_answer_is_named_and_keys_go_on() {
     top.until_shown(&scene.sessions[0].0.local_address());
     top.press(F9);
     top.press("y");
-    top.until(&format!("the order fails"), |lines| {
+    top.until("the order fails", |lines| {
         lines[21].contains("is stopped and cannot answer")
     });
     scene.relay.go_on();

@@ -3,7 +3,7 @@
 //! Each process is followed apart. Now and then new ones are looked for.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -183,10 +183,10 @@ async fn follow(socket: PathBuf, asked: Asked, tell: impl Fn(News)) {
 }
 
 /// `None` if it does not run the configuration.
-async fn ask_one(socket: &PathBuf, asked: &Asked) -> Result<Option<Told>, Failure> {
+async fn ask_one(socket: &Path, asked: &Asked) -> Result<Option<Told>, Failure> {
     let status = ask(socket, Method::GET, "/v1/status", PATIENCE).await?;
     let reached = Reached {
-        socket: socket.clone(),
+        socket: socket.to_owned(),
         told: status,
     };
     if asked

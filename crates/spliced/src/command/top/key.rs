@@ -131,7 +131,7 @@ fn control(parameters: &[u8], last: u8) -> Key {
         (b'~', Some(5)) => Key::PageUp,
         (b'~', Some(6)) => Key::PageDown,
         (b'Z', _) => Key::BackTab,
-        (b'M', None) => Key::Enter,
+        (b'M', None) if parameters.is_empty() => Key::Enter,
         (b'P'..=b'S', _) => function(last - b'P' + 1),
         (b'~', Some(number @ 11..=15)) => function(number - 10),
         (b'~', Some(number @ 17..=21)) => function(number - 11),

@@ -386,3 +386,6 @@ fn name_of_share(share: &Share) -> RowName {
     let [engine, why] = [&share.engine, &share.why].map(|text| text.clone().unwrap_or_default());
     (String::new(), engine, why)
 }
+
+#[cfg(test)]
+pub(super) mod tests;

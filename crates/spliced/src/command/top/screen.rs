@@ -223,3 +223,66 @@ fn wait_for_room(output: BorrowedFd<'_>) -> Result<()> {
         Err(errno) => Err(errno).context("cannot wait for the terminal"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::process::Command;
+    use std::thread;
+
+    use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+    use vt100::Parser;
+
+    use super::*;
+
+    /// The program that runs the test panics on the terminal of another run.
+    const PANICS: &str = "SPLICED_TEST_PANICS";
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+        if env::var_os(PANICS).is_some() {
+            let mut screen = Screen::open().expect("a terminal");
+            let drawn = screen.draw(USUAL, |page| {
+                page.set_string(0, 0, "PAGE", ratatui_core::style::Style::new());
+            });
+            drawn.expect("a terminal");
+            // Of a thread that nobody waits for.
+            thread::spawn(|| panic!("a bug"));
+            loop {
+                thread::park();
+            }
+        }
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags).expect("a terminal");
+        grantpt(&master).expect("granted");
+        unlockpt(&master).expect("unlocked");
+        let slave = ioctl_tiocgptpeer(&master, flags).expect("its other side");
+        let before = tcgetattr(&slave).expect("its modes");
+        let end = || slave.try_clone().expect("a descriptor");
+        let (_, module) = module_path!().split_once("::").expect("a module");
+        let name = format!("{module}::a_panic_gives_the_terminal_back_before_it_is_told");
+        let mut child = Command::new(env::current_exe().expect("this program"));
+        let child = child.args(["--exact", &name, "--nocapture"]);
+        let child = child.env(PANICS, "1").env("RUST_BACKTRACE", "0");
+        let child = child.stdin(end()).stdout(end()).stderr(end());
+        let status = child.status().expect("it runs");
+        let mut bytes = vec![0; 1 << 16];
+        let mut master = File::from(master);
+        let count = master.read(&mut bytes).expect("what it has written");
+        let mut emulator = Parser::new(USUAL.height, USUAL.width, 0);
+        emulator.process(&bytes[..count]);
+        let screen = emulator.screen();
+        let left = screen.contents();
+        assert_eq!(status.code(), Some(PANICKED), "{left}");
+        assert!(left.contains("a bug") && !left.contains("PAGE"), "{left}");
+        assert!(!screen.alternate_screen() && !screen.hide_cursor());
+        let written = String::from_utf8_lossy(&bytes[..count]);
+        assert!(written.contains("PAGE"), "it was never taken");
+        let after = tcgetattr(&slave).expect("its modes");
+        assert_eq!(after.local_modes, before.local_modes);
+        assert_eq!(after.input_modes, before.input_modes);
+        assert_eq!(after.output_modes, before.output_modes);
+    }
+}

@@ -51,6 +51,7 @@ impl Terminal {
         let slave = ioctl_tiocgptpeer(&master, flags).expect("its other side");
         fcntl_setfl(&master, OFlags::RDWR | OFlags::NONBLOCK).expect("set");
         tcsetwinsize(&master, winsize((width, height))).expect("set");
+        let before = tcgetattr(&slave).expect("its modes");
         let mut command: Command = Process::command("setsid");
         let end = || slave.try_clone().expect("a descriptor");
         command
@@ -66,7 +67,7 @@ impl Terminal {
         Self {
             process: Process::spawn(&mut command).expect("it starts"),
             master: Some(master.into()),
-            before: tcgetattr(&slave).expect("its modes"),
+            before,
             slave,
             emulator: Parser::new(height, width, 0),
         }
@@ -83,6 +84,8 @@ impl Terminal {
         // vt100 0.16 does not scroll a single line, as by a page for the size before (`col_wrap`).
         let screen = self.emulator.screen_mut();
         screen.set_size(height.max(2), width.max(2));
+        // What was there is no answer.
+        self.emulator.process(b"\x1b[2J");
         tcsetwinsize(master, winsize((width, height))).expect("set");
     }
 

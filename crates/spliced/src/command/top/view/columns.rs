@@ -85,11 +85,11 @@ pub(super) fn draw_text(buffer: &mut Buffer, area: Rect, text: &str, style: Styl
         return;
     }
     let text = printable(text);
-    let columns = Span::raw(&*text).width();
-    buffer.set_stringn(x, y, &text, width.into(), style);
-    if columns > usize::from(width) {
-        // A wide character may have had no room in the last column.
-        buffer.set_stringn(area.right() - 1, y, CUT, 1, style);
+    let is_cut = Span::raw(&*text).width() > usize::from(width);
+    let room = width - u16::from(is_cut);
+    buffer.set_stringn(x, y, &text, room.into(), style);
+    if is_cut {
+        buffer.set_stringn(x + room, y, CUT, 1, style);
     }
 }
 
@@ -208,8 +208,8 @@ mod tests {
         assert_eq!(
             lines(45, &rows),
             [
-                "NAME BYTES TARGET     WHY",
-                "a        1 192.0.2.1  because of that",
+                "NAME BYTES TARGET    WHY",
+                "a        1 192.0.2.1 because of that",
                 "b       22 \\u{1b}[2J -",
             ]
         );
@@ -217,8 +217,8 @@ mod tests {
             lines(28, &rows),
             [
                 "NAME BYTES TARGET WHY",
-                "a        1 192.0~ because of~",
-                "b       22 \\u{1~ -"
+                "a        1 192.0~ because o~",
+                "b       22 \\u{1b~ -"
             ]
         );
         assert_eq!(
@@ -239,6 +239,7 @@ mod tests {
     #[test]
     fn wide_characters_stay_within_their_column() {
         let rows = [["日本語日本語", "1", "x", "y"]];
-        assert_eq!(lines(12, &rows)[1], "日本~     1");
+        // Each has two cells, of which the second is blank here.
+        assert_eq!(lines(12, &rows)[1], "日 本  ~     1");
     }
 }

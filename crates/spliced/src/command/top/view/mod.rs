@@ -103,27 +103,25 @@ fn draw_title(model: &Model, sessions: &[&Rated], buffer: &mut Buffer, area: Rec
         false => format!("{} of ", sessions.len()),
     };
     let rate = sessions.iter().map(|one| one.bytes_per_second()).sum();
+    let paused = if model.is_paused { ", PAUSED" } else { "" };
     let text = format!(
-        "spliced top: {}, {shown}{}, {}/s",
+        "spliced top{paused}: {}, {shown}{}, {}/s",
         count(model.known.count(), "process", "processes"),
         count(all, "session", "sessions"),
         bytes(rate),
     );
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    draw_text(buffer, area, &text, bold);
-    let right = match model.is_paused {
-        true => " PAUSED".into(),
-        false => format!(" every {}s", model.delay.as_secs_f64()),
-    };
-    let width = u16::try_from(right.len())
-        .unwrap_or(u16::MAX)
-        .min(area.width);
-    let corner = Rect {
-        x: area.right() - width,
-        width,
-        ..area
-    };
-    draw_text(buffer, corner, &right, bold);
+    let left = draw_part(buffer, area, &text, bold);
+    let right = format!("every {}s", model.delay.as_secs_f64());
+    let width = u16::try_from(right.len()).unwrap_or(u16::MAX);
+    if width < left.width {
+        let corner = Rect {
+            x: left.right() - width,
+            width,
+            ..left
+        };
+        draw_text(buffer, corner, &right, bold);
+    }
 }
 
 fn draw_tabs(model: &Model, buffer: &mut Buffer, area: Rect) {
