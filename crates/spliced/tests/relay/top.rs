@@ -8,7 +8,6 @@ use netlab::Scratch;
 use rustix::process::Signal;
 
 use self::terminal::Terminal;
-use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::Peer;
 use crate::proxy::Proxy;
@@ -223,7 +222,7 @@ fn it_follows_the_size_of_the_terminal_down_to_one_cell() {
         top.until(&format!("it fits {size:?}"), |lines| {
             lines
                 .iter()
-                .any(|line| line.contains("1") && (size.0 < 21 || line.contains(&begin)))
+                .any(|line| line.contains(['1', '2']) && (size.0 < 21 || line.contains(&begin)))
                 && (size.1 < 6 || lines[0].starts_with(&"spliced"[..7.min(size.0.into())]))
         });
         // Every key is taken, whatever there is room for.
@@ -251,6 +250,17 @@ fn a_signal_ends_it_and_leaves_the_terminal_as_it_was() {
         assert_eq!(top.wait_end().signal(), Some(signal.as_raw()));
         top.expect_as_before();
     }
+}
+
+#[test]
+fn a_terminal_that_nobody_reads_does_not_keep_it() {
+    let scene = Scene::with_sessions(1);
+    let mut top = scene.top((500, 100));
+    top.until("it is there", has_rows(1));
+    top.until_full();
+    top.signal(Signal::TERM);
+    assert_eq!(top.wait_end_unread().signal(), Some(Signal::TERM.as_raw()));
+    top.expect_modes_as_before();
 }
 
 #[test]
@@ -444,24 +454,6 @@ fn a_process_that_does_not_answer_is_named_and_keys_go_on() {
     ));
     top.press("q");
     assert!(top.wait_end().success());
-}
-
-/// It sleeps between the answers.
-#[test]
-fn it_costs_next_to_nothing() {
-    let scene = Scene::with_sessions(1);
-    let mut top = Terminal::top(USUAL, &["--control", &scene.socket, "--delay", "3600"]);
-    top.until("it is there", has_rows(1));
-    let before = top.cpu_time();
-    until("keys are answered", || {
-        top.press("2");
-        top.until_shown("STATE");
-        top.press("1");
-        top.until_shown("CLIENT");
-        true
-    });
-    let used = top.cpu_time() - before;
-    assert!(used.as_millis() < 1000, "{used:?}");
 }
 
 #[test]

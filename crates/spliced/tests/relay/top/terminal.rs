@@ -156,10 +156,6 @@ impl Terminal {
         after_name.chars().next().expect("a state")
     }
 
-    pub(crate) fn cpu_time(&self) -> Duration {
-        self.process.cpu_time().expect("it runs")
-    }
-
     /// Whether the program has the keys and all of the screen.
     pub(crate) fn is_taken(&mut self) -> bool {
         let modes = tcgetattr(&self.slave).expect("its modes").local_modes;
@@ -170,15 +166,19 @@ impl Terminal {
 
     /// The terminal has to be as before the program.
     pub(crate) fn expect_as_before(&mut self) {
+        self.expect_modes_as_before();
+        let screen = self.screen();
+        assert!(!screen.alternate_screen(), "the screen was not left");
+        assert!(!screen.hide_cursor(), "there is no cursor");
+    }
+
+    pub(crate) fn expect_modes_as_before(&self) {
         let modes = tcgetattr(&self.slave).expect("its modes");
         let before = &self.before;
         assert_eq!(modes.input_modes, before.input_modes);
         assert_eq!(modes.output_modes, before.output_modes);
         assert_eq!(modes.control_modes, before.control_modes);
         assert_eq!(modes.local_modes, before.local_modes);
-        let screen = self.screen();
-        assert!(!screen.alternate_screen(), "the screen was not left");
-        assert!(!screen.hide_cursor(), "there is no cursor");
     }
 
     pub(crate) fn wait_end(&mut self) -> ExitStatus {
@@ -192,6 +192,23 @@ impl Terminal {
             assert!(start.elapsed() < PATIENCE, "it does not end");
             thread::sleep(LOOK_EVERY);
         }
+    }
+
+    /// Waits until the program waits for somebody to read the terminal.
+    pub(crate) fn until_full(&mut self) {
+        // `n_tty_write` waits there, and reads are of another thread.
+        let wait = format!("/proc/{}/wchan", self.process.id());
+        until("its terminal is full", || {
+            // All of the page again.
+            self.press("\x0c");
+            std::fs::read_to_string(&wait).expect("where it waits") == "wait_woken"
+        });
+    }
+
+    /// The same as [`wait_end`](Self::wait_end), and nobody reads the terminal.
+    pub(crate) fn wait_end_unread(&mut self) -> ExitStatus {
+        let ended = self.process.wait_at_most(PATIENCE).expect("wait");
+        ended.expect("it ends")
     }
 
     /// The terminal goes away.

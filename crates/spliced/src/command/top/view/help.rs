@@ -7,7 +7,7 @@ use ratatui_core::widgets::Widget as _;
 
 use super::columns::draw_text;
 
-const HELP: [(&str, &str); 17] = [
+const HELP: [(&str, &str); 18] = [
     ("1 2 3 Tab", "sessions, backends, engines; the next page"),
     (
         "Up Down PgUp PgDn",
@@ -17,23 +17,18 @@ const HELP: [(&str, &str); 17] = [
     ("End", "to the last row"),
     (
         "F3 /",
-        "search: the next row that has a text; F3 again: the one after it",
+        "search: the next row that has a text; F3 again goes on",
     ),
     ("n", "the next row that has it"),
     (
         "F4 \\",
-        "filter: FIELD=VALUE, several with spaces between; empty: all",
+        "filter: FIELD=VALUE, several with spaces; empty: all",
     ),
-    (
-        "",
-        "fields: listener client server_name backend server target phase engine",
-    ),
+    ("", "fields: listener client server_name backend server"),
+    ("", "target phase engine"),
     ("F6 >", "sort"),
     ("I", "the other way round"),
-    (
-        "F9 k",
-        "end the session under the cursor: both peers get a reset",
-    ),
+    ("F9 k", "end the session under the cursor with a reset"),
     ("p Space", "pause: the page stays as it is"),
     ("Ctrl-L", "draw all again"),
     ("Ctrl-Z", "stop; fg goes on"),
@@ -41,19 +36,16 @@ const HELP: [(&str, &str); 17] = [
     ("", ""),
     (
         "RATE, BYTES",
-        "of both directions; K, M, G are 1024, 1024^2, 1024^3",
+        "of both directions; K, M, G are powers of 1024",
     ),
 ];
 
 pub(super) fn draw(buffer: &mut Buffer, area: Rect) {
     let lines = HELP.map(|(keys, meaning)| format!("{keys:>18}  {meaning}"));
-    overlay(
-        buffer,
-        area,
-        "Keys of spliced top; any key closes this",
-        &lines,
-        None,
-    );
+    // Nothing of the page is beside them.
+    let width = usize::from(area.width);
+    let title = format!("{:width$}", "Keys of spliced top; any key closes this");
+    overlay(buffer, area, &title, &lines, None);
 }
 
 /// Draws lines over a part of a page.

@@ -246,6 +246,9 @@ fn what_is_typed_is_in_sight() {
     let lines = shown(&mut model, 80, 24);
     assert!(lines[0].contains("Keys of spliced top"));
     assert!(lines[23].starts_with("F1Help"), "all of it fits");
+    let keys = &lines[1..20];
+    let is_whole = |line: &String| !line.contains('~') && !line.contains("0ms");
+    assert!(keys.iter().all(is_whole), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("RATE, BYTES")));
 }
 
