@@ -17,7 +17,7 @@ use crate::file_access::FileAccess;
 use crate::mesh_args::MeshArgs;
 use crate::peer_timeouts::{PeerTimeouts, keepalive, user_timeout};
 use crate::sections::{self, as_help};
-use crate::session_args::{KillArgs, SessionsArgs};
+use crate::session_args::{KillArgs, SessionsArgs, TopArgs};
 pub(crate) use crate::time_text::{duration, time};
 use crate::trace_arguments::TraceArgs;
 
@@ -63,6 +63,7 @@ pub(crate) enum Command {
     Status(StatusArgs),
     Sessions(SessionsArgs),
     Kill(KillArgs),
+    Top(TopArgs),
     Echo(EchoArgs),
     Mesh(MeshArgs),
     Adopt(AdoptArgs),

@@ -158,6 +158,7 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             signals.leave_to_default()?;
             command::kill(&args).map(|()| Ended::Well)
         }
+        Command::Top(args) => command::top(args, signals, diagnostics).map(|()| Ended::Well),
         Command::Check(args) => {
             signals.leave_to_default()?;
             check::run(&args).map(|()| Ended::Well)

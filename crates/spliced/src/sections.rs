@@ -36,6 +36,9 @@ pub(crate) const RUN: &[Section] = &[RUN_SIGNALS, EXIT_STATUS, RUN_FILES, RUN_RI
 /// Sections of the pages of `reload` and `status`.
 pub(crate) const ASK: &[Section] = &[ASK_EXIT_STATUS, ASK_RIGHTS];
 
+/// Sections of the page of `top`.
+pub(crate) const TOP: &[Section] = &[TOP_EXIT_STATUS, ASK_RIGHTS];
+
 /// Sections of the page of `check`.
 pub(crate) const CHECK: &[Section] = &[CHECK_EXIT_STATUS, CHECK_RIGHTS];
 
@@ -415,11 +418,20 @@ const ASK_EXIT_STATUS: Section = Section {
     ],
 };
 
+const TOP_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "ended by a key"),
+        Entry::Item("1", "the terminal is gone or cannot be used"),
+        Entry::Item("2", "wrong usage, or no terminal"),
+    ],
+};
+
 const ASK_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
-        "'spliced status', 'spliced sessions', 'spliced kill' and 'spliced reload' reach the processes of the user who runs \
-         them and those whose group has been given with --control-group. Root reaches those of every user, also with \
+        "'spliced status', 'spliced sessions', 'spliced top', 'spliced kill' and 'spliced reload' reach the processes of the \
+         user who runs them and those whose group has been given with --control-group. Root reaches those of every user, also with \
          another root directory and in other namespaces.",
     )],
 };

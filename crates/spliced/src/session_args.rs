@@ -1,4 +1,7 @@
-//! The command line of `spliced sessions` and `spliced kill`.
+//! The command line of `spliced sessions`, `spliced kill` and `spliced top`.
+
+use std::fmt;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
@@ -17,7 +20,7 @@ use crate::sections::{self, as_help};
 pub(crate) struct SessionsArgs {
     #[command(flatten)]
     pub(crate) which: WhichArgs,
-    /// Show first what has the highest rate, what has moved most bytes, or what was accepted first [default: age].
+    /// What comes first [default: age].
     #[arg(long, value_enum, value_name = "BY")]
     pub(crate) sort: Option<SessionOrder>,
     /// Show only sessions whose field has this value. The fields are listener, client, server_name, backend, server,
@@ -45,6 +48,42 @@ pub(crate) struct KillArgs {
     pub(crate) which: WhichArgs,
 }
 
+/// How long `spliced top` may wait between two questions, in seconds.
+const DELAYS_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
+
+/// Watch live sessions, servers and engines, on the whole terminal.
+///
+/// Three pages, by the keys 1, 2 and 3: the sessions with their rates; the servers of backends with their states and why;
+/// how many sessions each engine has and why no faster one has them. Keys are those of htop: arrows, F3 searches, F4
+/// filters, F6 sorts, F9 ends the session under the cursor after a question, F1 shows all keys, F10 or q ends. The cursor
+/// follows its session, whatever the order.
+///
+/// Without options, it asks all processes that this user may ask: its own, and as root those of every user. Processes that
+/// start and end meanwhile come and go. One that does not answer is named and delays nobody. docs/top.md says more.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::TOP))]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) which: WhichArgs,
+    /// Seconds between two questions, from 0.1 to 3600.
+    #[arg(long, value_name = "SECONDS", value_parser = delay, default_value = "1")]
+    pub(crate) delay: Duration,
+    /// What comes first of the sessions.
+    #[arg(long, value_enum, value_name = "BY", default_value = "rate")]
+    pub(crate) sort: SessionOrder,
+    /// Show only sessions whose field has this value, as with 'spliced sessions'. It may be given several times; then all
+    /// have to apply.
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = SessionFilter::parse)]
+    pub(crate) filter: Vec<SessionFilter>,
+}
+
+fn delay(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok();
+    let seconds = seconds.filter(|seconds| DELAYS_SECONDS.contains(seconds));
+    let seconds = seconds.ok_or("it is not a number of seconds from 0.1 to 3600, such as 2")?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
 /// What comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SessionOrder {
@@ -54,6 +93,16 @@ pub(crate) enum SessionOrder {
     Bytes,
     /// The oldest session.
     Age,
+    /// The longest time without a byte.
+    Idle,
+    /// The first name of a listener.
+    Listener,
+    /// The first address of a client.
+    Client,
+    /// The first address of a target.
+    Target,
+    /// The first name of an engine.
+    Engine,
 }
 
 /// A field of a session, and the value that it has to have.
@@ -89,8 +138,16 @@ impl SessionField {
     ];
 }
 
+impl fmt::Display for SessionFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all = SessionField::ALL.iter();
+        let named = all.find(|(_, field)| *field == self.field);
+        write!(f, "{}={}", named.map_or("", |(name, _)| name), self.value)
+    }
+}
+
 impl SessionFilter {
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let Some((name, value)) = text.split_once('=') else {
             return Err("it is not FIELD=VALUE, such as engine=copy".into());
         };

@@ -104,6 +104,18 @@ impl Signals {
         })
     }
 
+    /// Calls `tell` for every signal, and for those of `others`, which are caught from now on.
+    pub(crate) fn hand_over(
+        mut self,
+        others: &[i32],
+        tell: impl Fn(i32) + Send + 'static,
+    ) -> Result<()> {
+        for signal in others {
+            self.caught.add_signal(*signal).context(CANNOT_HANDLE)?;
+        }
+        start_thread(move || self.caught.forever().for_each(tell))
+    }
+
     /// Starts the thread that calls `tell` for every request. SIGHUP asks for a reload if there is a
     /// configuration to reload, with a terminal or without.
     pub(crate) fn watch(

@@ -2,12 +2,15 @@
 
 mod kill;
 mod processes;
+mod rated;
 mod reload;
 mod sessions;
 mod status;
 mod table;
+mod top;
 
 pub(crate) use self::kill::run as kill;
 pub(crate) use self::reload::run as reload;
 pub(crate) use self::sessions::run as sessions;
 pub(crate) use self::status::run as status;
+pub(crate) use self::top::run as top;

@@ -37,7 +37,7 @@ impl Reached {
     }
 
     /// Whether it runs the file `wanted`, under this name or another one.
-    fn runs(&self, wanted: &Path) -> bool {
+    pub(super) fn runs(&self, wanted: &Path) -> bool {
         let path = |key: &str| self.process()[key].as_str().map(Path::new);
         let Some(named) = path("configuration") else {
             return false;

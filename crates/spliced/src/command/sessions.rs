@@ -1,20 +1,16 @@
 //! `spliced sessions`: the live sessions as a table or as JSON.
 
-use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use hyper::Method;
-use serde::Serialize;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::processes::{PATIENCE, Reached, Searched, all, search, wait_for, words};
+use super::processes::{Reached, Searched, all, search, wait_for, words};
+use super::rated::{Of, Rated, rated, sessions_of, sort};
 use super::table::{Table, bytes, time};
-use crate::admin::{Failure, ask};
 use crate::session_args::{SessionOrder, SessionsArgs};
-use crate::sessions::{Answer, Row};
+use crate::sessions::Row;
 use crate::standard_output::print;
 
 /// The time between the two looks that the rates are taken from.
@@ -37,30 +33,14 @@ pub(crate) fn run(args: &SessionsArgs) -> Result<()> {
     for sentence in silent {
         tracing::warn!("{sentence}");
     }
-    let mut rated = rated(&before, after.told);
-    rated.retain(|rated| args.filter.iter().all(|filter| filter.takes(&rated.row)));
+    let rated = rated(before.iter().map(|(of, row)| (of, row)), after.told);
+    let is_wanted = |rated: &&Rated| args.filter.iter().all(|filter| filter.takes(&rated.row));
+    let mut rated: Vec<_> = rated.iter().filter(is_wanted).collect();
     sort(&mut rated, args.sort.unwrap_or(SessionOrder::Age));
     print(&match args.json {
         true => format!("{:#}\n", json!({ "sessions": rated })),
         false => as_table(&rated, after.asked.len() > 1),
     })
-}
-
-/// The process of a session.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-struct Of {
-    process: u64,
-    /// Where it was asked, which no other process has.
-    socket: String,
-}
-
-impl Of {
-    fn new(reached: &Reached) -> Self {
-        Self {
-            process: reached.process()["pid"].as_u64().unwrap_or_default(),
-            socket: reached.socket.display().to_string(),
-        }
-    }
 }
 
 /// What processes have told of their sessions.
@@ -72,30 +52,12 @@ struct Look {
     silent: Vec<String>,
 }
 
-/// A session with its rates.
-#[derive(Debug, Serialize)]
-struct Rated {
-    #[serde(flatten)]
-    of: Of,
-    #[serde(flatten)]
-    row: Row,
-    client_to_target_bytes_per_second: u64,
-    target_to_client_bytes_per_second: u64,
-}
-
 /// # Errors
 /// If nobody tells anything.
 async fn look(processes: Vec<Reached>) -> Result<Look> {
     let has_several = processes.len() > 1;
     let asked = processes.into_iter().map(|process| async move {
-        let answer = ask(&process.socket, Method::GET, "/v1/sessions", PATIENCE).await;
-        let answer = answer.and_then(|told| {
-            serde_json::from_value::<Answer>(told).map_err(|_| {
-                Failure::Told(
-                    "it answers in another way than this version of spliced expects; use the version that runs".into(),
-                )
-            })
-        });
+        let answer = sessions_of(&process.socket).await;
         (process, answer)
     });
     let mut answers = all(asked).await;
@@ -107,10 +69,10 @@ async fn look(processes: Vec<Reached>) -> Result<Look> {
     };
     for (process, answer) in answers {
         match answer {
-            Ok(answer) => {
+            Ok(rows) => {
                 let of = Of::new(&process);
-                let sessions = answer.sessions.into_iter();
-                look.told.extend(sessions.map(|row| (of.clone(), row)));
+                look.told
+                    .extend(rows.into_iter().map(|row| (of.clone(), row)));
                 look.asked.push(process);
             }
             // A process that has ended has no sessions.
@@ -132,49 +94,8 @@ async fn look(processes: Vec<Reached>) -> Result<Look> {
     Ok(look)
 }
 
-/// The sessions of the second look, with what has passed since the first one.
-fn rated(before: &[(Of, Row)], after: Vec<(Of, Row)>) -> Vec<Rated> {
-    let before: HashMap<_, _> = before.iter().map(|(of, row)| ((of, row.id), row)).collect();
-    let rated = after.into_iter().map(|(of, row)| {
-        // One that was not there then has its whole life to look at.
-        let (age_ms, there, back) = before.get(&(&of, row.id)).map_or((0.0, 0, 0), |row| {
-            let (there, back) = (row.client_to_target_bytes, row.target_to_client_bytes);
-            (row.age_ms, there, back)
-        });
-        let seconds = (row.age_ms - age_ms) / 1000.0;
-        let rate = |now: u64, then: u64| match seconds > 0.0 {
-            true => (now.saturating_sub(then) as f64 / seconds) as u64,
-            false => 0,
-        };
-        Rated {
-            client_to_target_bytes_per_second: rate(row.client_to_target_bytes, there),
-            target_to_client_bytes_per_second: rate(row.target_to_client_bytes, back),
-            of,
-            row,
-        }
-    });
-    rated.collect()
-}
-
-fn sort(rated: &mut [Rated], order: SessionOrder) {
-    match order {
-        // RFC 3339 in UTC has the order of time.
-        SessionOrder::Age => {
-            rated.sort_by(|one, other| one.row.accepted_at.cmp(&other.row.accepted_at));
-        }
-        SessionOrder::Bytes => rated.sort_by_key(|one| {
-            let row = &one.row;
-            Reverse(row.client_to_target_bytes + row.target_to_client_bytes)
-        }),
-        SessionOrder::Rate => rated.sort_by_key(|one| {
-            let there = one.client_to_target_bytes_per_second;
-            Reverse(there + one.target_to_client_bytes_per_second)
-        }),
-    }
-}
-
 /// With the process of each session, if there are several.
-fn as_table(rated: &[Rated], has_several: bool) -> String {
+fn as_table(rated: &[&Rated], has_several: bool) -> String {
     if rated.is_empty() {
         return "no sessions\n".into();
     }
@@ -219,69 +140,4 @@ fn as_table(rated: &[Rated], has_several: bool) -> String {
         table.add(cells.into_iter().skip(left_out));
     }
     table.text()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(process: u64) -> Of {
-        Of {
-            process,
-            socket: process.to_string(),
-        }
-    }
-
-    fn row(id: u64, age_ms: f64, there: u64, back: u64) -> (Of, Row) {
-        let row = Row {
-            accepted_at: format!("{:06}", 100_000.0 - age_ms),
-            age_ms,
-            client_to_target_bytes: there,
-            target_to_client_bytes: back,
-            ..Row::example(id)
-        };
-        (of(7), row)
-    }
-
-    #[test]
-    fn a_rate_is_what_has_passed_between_the_looks() {
-        let before = [row(1, 1000.0, 500, 7), row(2, 1.0, 1, 1)];
-        // Another process has a session with the same number.
-        let other = (of(8), row(1, 100.0, 100, 0).1);
-        let after = vec![row(1, 1500.0, 1500, 7), row(3, 100.0, 0, 50), other];
-        let rated = rated(&before, after);
-        let rates: Vec<_> = rated
-            .iter()
-            .map(|one| {
-                (
-                    one.row.id,
-                    one.client_to_target_bytes_per_second,
-                    one.target_to_client_bytes_per_second,
-                )
-            })
-            .collect();
-        assert_eq!(rates, [(1, 2000, 0), (3, 0, 500), (1, 1000, 0)]);
-    }
-
-    #[test]
-    fn the_order_is_the_one_that_was_asked_for() {
-        let before = [row(1, 1000.0, 0, 0), row(2, 900.0, 9000, 0)];
-        let after = || {
-            vec![
-                row(1, 1500.0, 100, 0),
-                row(2, 1400.0, 9000, 0),
-                row(3, 1.0, 0, 1),
-            ]
-        };
-        for (order, ids) in [
-            (SessionOrder::Age, [1, 2, 3]),
-            (SessionOrder::Bytes, [2, 1, 3]),
-            (SessionOrder::Rate, [3, 1, 2]),
-        ] {
-            let mut rated = rated(&before, after());
-            sort(&mut rated, order);
-            let sorted: Vec<_> = rated.iter().map(|one| one.row.id).collect();
-            assert_eq!(sorted, ids, "{order:?}");
-        }
-    }
 }

@@ -57,5 +57,6 @@ mod shutdown;
 mod signals;
 mod stalled_log;
 mod target;
+mod top;
 mod trace;
 mod usage;

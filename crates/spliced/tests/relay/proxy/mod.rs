@@ -69,12 +69,16 @@ impl Proxy {
         proxy
     }
 
+    pub(crate) fn configuration(&self) -> &str {
+        self.configuration.to_str().expect("UTF-8")
+    }
+
     fn ask(&self, what: &str) -> Output {
         self.ask_with(&[what])
     }
 
     fn ask_with(&self, arguments: &[&str]) -> Output {
-        let path = self.configuration.to_str().expect("UTF-8");
+        let path = self.configuration();
         output(command(arguments).args(["--config", path]))
     }
 
@@ -84,7 +88,7 @@ impl Proxy {
 
     /// The status of every process that runs the configuration.
     pub(crate) fn all(&self) -> Vec<Value> {
-        let path = self.configuration.to_str().expect("UTF-8");
+        let path = self.configuration();
         let output = output(&mut command(&["status", "--json", "--config", path]));
         match output.status.success() {
             true => serde_json::from_slice(&output.stdout).expect("JSON"),
@@ -102,7 +106,7 @@ impl Proxy {
         let scratch = Scratch::new("told").expect("a directory");
         let told = scratch.path().join("sessions.json");
         let file = fs::File::create(&told).expect("a file");
-        let path = self.configuration.to_str().expect("UTF-8");
+        let path = self.configuration();
         let mut command = command(&["sessions", "--json", "--config", path]);
         let mut process = Process::spawn(command.stdout(file)).expect("it starts");
         let status = process

@@ -1,0 +1,228 @@
+//! Asks the processes, from a thread of its own: one that is silent delays neither the keys nor the others.
+//!
+//! Each process is followed apart. Now and then new ones are looked for.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use hyper::Method;
+use serde::Deserialize;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::super::processes::{PATIENCE, Reached, wait_for, words};
+use super::super::rated::{Of, sessions_of};
+use crate::admin::{Failure, ask, found};
+use crate::sessions::Row;
+
+/// It reads lists of the whole host.
+const LOOK_FOR_NEW_EVERY: Duration = Duration::from_secs(2);
+
+/// What a process says of itself, as far as it is shown. Other versions may leave out or add fields.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) process: Process,
+    pub(super) backends: Vec<Backend>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Process {
+    pub(super) pid: u64,
+    pub(super) started: String,
+    pub(super) state: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Backend {
+    pub(super) name: String,
+    pub(super) queued: u64,
+    pub(super) servers: Vec<Server>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Server {
+    pub(super) server: String,
+    pub(super) addresses: Vec<String>,
+    pub(super) state: String,
+    pub(super) why: Option<String>,
+    pub(super) since: Option<String>,
+    pub(super) last_error: Option<LastError>,
+    pub(super) weight: Option<u64>,
+    pub(super) connections: u64,
+    pub(super) total: u64,
+    pub(super) failures: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct LastError {
+    pub(super) time: String,
+    pub(super) error: String,
+}
+
+/// An answer of a process.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) status: Status,
+    /// Or why it does not list them.
+    pub(super) sessions: Result<Vec<Row>, String>,
+}
+
+/// A session that is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) of: Of,
+    /// Another process may have the same number and socket later.
+    pub(super) started: String,
+    pub(super) id: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum News {
+    Told(PathBuf, Told),
+    /// The process of the socket has not answered, and why.
+    Silent(PathBuf, String),
+    /// There is no process, or none that is to be shown.
+    Gone(PathBuf),
+    /// Those that there are have been looked for.
+    Searched,
+    /// A session is ending, or why it is not.
+    Ending(u64, Result<(), String>),
+}
+
+/// Which processes are asked, and how often.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) control: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
+    pub(super) delay: Duration,
+}
+
+/// The thread that asks.
+#[derive(Debug)]
+pub(super) struct Asker(UnboundedSender<Target>);
+
+impl Asker {
+    /// Starts it. `tell` is called there with all that it learns.
+    pub(super) fn start(
+        asked: Asked,
+        tell: impl Fn(News) + Clone + Send + 'static,
+    ) -> Result<Self> {
+        let (sender, mut orders) = unbounded_channel::<Target>();
+        let work = async move {
+            let answer = tell.clone();
+            tokio::spawn(async move {
+                while let Some(target) = orders.recv().await {
+                    let answer = answer.clone();
+                    tokio::spawn(async move {
+                        let ending = end(&target).await;
+                        answer(News::Ending(target.id, ending));
+                    });
+                }
+            });
+            watch(&asked, tell).await
+        };
+        thread::Builder::new()
+            .name("asker".into())
+            .spawn(move || wait_for(work).expect("an event loop"))
+            .context("cannot start the thread that asks; raise the limits")?;
+        Ok(Self(sender))
+    }
+
+    /// Ends a session. The answer is [`News::Ending`].
+    pub(super) fn end(&self, target: Target) {
+        // It fails only if the thread is gone, and then a panic has ended the process.
+        let _ = self.0.send(target);
+    }
+}
+
+/// Finds processes and follows each.
+async fn watch(asked: &Asked, tell: impl Fn(News) + Clone + Send + 'static) -> Result<()> {
+    let mut followed: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
+    loop {
+        let sockets = match &asked.control {
+            Some(path) => vec![path.clone()],
+            None => {
+                let config = asked.config.clone();
+                spawn_blocking(move || found(config.as_deref())).await?
+            }
+        };
+        followed.retain(|_, task| !task.is_finished());
+        for socket in sockets {
+            let follow = || tokio::spawn(follow(socket.clone(), asked.clone(), tell.clone()));
+            followed.entry(socket.clone()).or_insert_with(follow);
+        }
+        tell(News::Searched);
+        sleep(LOOK_FOR_NEW_EVERY).await;
+    }
+}
+
+/// Asks one process until it is gone.
+async fn follow(socket: PathBuf, asked: Asked, tell: impl Fn(News)) {
+    let mut turns = interval(asked.delay);
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        turns.tick().await;
+        match ask_one(&socket, &asked).await {
+            Ok(Some(told)) => tell(News::Told(socket.clone(), told)),
+            Ok(None) => tell(News::Gone(socket.clone())),
+            Err(failure) => match words(&failure, asked.control.as_deref()) {
+                Some(why) => tell(News::Silent(socket.clone(), why)),
+                None => return tell(News::Gone(socket)),
+            },
+        }
+    }
+}
+
+/// `None` if it does not run the configuration.
+async fn ask_one(socket: &Path, asked: &Asked) -> Result<Option<Told>, Failure> {
+    let status = ask(socket, Method::GET, "/v1/status", PATIENCE).await?;
+    let reached = Reached {
+        socket: socket.to_owned(),
+        told: status,
+    };
+    if asked
+        .config
+        .as_deref()
+        .is_some_and(|file| !reached.runs(file))
+    {
+        return Ok(None);
+    }
+    let status = serde_json::from_value(reached.told).map_err(|_| {
+        Failure::Told(format!(
+            "{} is no control socket of spliced",
+            socket.display()
+        ))
+    })?;
+    let sessions = match sessions_of(socket).await {
+        Err(Failure::Refused(_, why)) => Err(why),
+        answer => Ok(answer?),
+    };
+    Ok(Some(Told { status, sessions }))
+}
+
+/// # Errors
+/// Why the session does not end.
+async fn end(target: &Target) -> Result<(), String> {
+    let socket = PathBuf::from(&target.of.socket);
+    let words = |failure| words(&failure, Some(&socket)).unwrap_or_default();
+    let process = ask(&socket, Method::GET, "/v1/process", PATIENCE).await;
+    let process = process.map_err(words)?;
+    if process["pid"] != target.of.process || process["started"] != *target.started {
+        return Err(format!(
+            "process {} has ended, and its session {} with it",
+            target.of.process, target.id
+        ));
+    }
+    let path = format!("/v1/sessions/{}", target.id);
+    let ending = ask(&socket, Method::DELETE, &path, PATIENCE).await;
+    ending.map(drop).map_err(words)
+}
