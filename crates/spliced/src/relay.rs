@@ -306,7 +306,6 @@ impl Running {
 
     fn status(&self) -> Value {
         json!({
-            "process": self.facts.told(),
             "connections": self.deployment.process.connections.count(),
             "listeners": self.deployment.listeners_told(),
             "backends": self.deployment.backends_told(),

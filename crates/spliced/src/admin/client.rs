@@ -36,26 +36,46 @@ pub(crate) enum Failure {
     Refused(StatusCode, String),
 }
 
-/// Asks the process with this socket for `path`, on a connection that ends with the answer.
-pub(crate) async fn ask(
-    socket: &Path,
-    method: Method,
-    path: &str,
-    within: Duration,
-) -> Result<Value, Failure> {
-    timeout(within, converse(socket, method, path))
-        .await
-        .unwrap_or_else(|_| {
-            Err(Failure::Told(format!(
-                "the process of {} has not answered within {} s; see whether it is stopped, and what it logs",
-                socket.display(),
-                within.as_secs()
-            )))
-        })
+/// What a process has answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// Its number, if this PID namespace has one for it.
+    pub(crate) process: Option<i32>,
+    pub(crate) told: Result<Value, Failure>,
 }
 
-async fn converse(socket: &Path, method: Method, path: &str) -> Result<Value, Failure> {
-    let stream = connect(socket).await.map_err(|error| match error.kind() {
+/// Asks the process with this socket for `path`, on a connection that ends with the answer.
+pub(crate) async fn ask(socket: &Path, method: Method, path: &str, within: Duration) -> Answer {
+    let stream = match connect(socket).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            return Answer {
+                process: None,
+                told: Err(why_not_connected(socket, &error)),
+            };
+        }
+    };
+    let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
+    let process = process.filter(|process| *process > 0);
+    let told = match process.filter(|process| is_stopped(*process)) {
+        Some(process) => Err(Failure::Told(format!(
+            "process {process} is stopped and cannot answer; have it go on with 'kill -CONT {process}'"
+        ))),
+        None => timeout(within, converse(stream, socket, method, path))
+            .await
+            .unwrap_or_else(|_| {
+                Err(Failure::Told(format!(
+                    "the process of {} has not answered within {} s; see whether it is stopped, and what it logs",
+                    socket.display(),
+                    within.as_secs()
+                )))
+            }),
+    };
+    Answer { process, told }
+}
+
+fn why_not_connected(socket: &Path, error: &io::Error) -> Failure {
+    match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::NotADirectory => {
             Failure::Gone
         }
@@ -66,13 +86,15 @@ async fn converse(socket: &Path, method: Method, path: &str) -> Result<Value, Fa
             socket.display()
         )),
         _ => Failure::Told(format!("cannot connect to {}: {error}", socket.display())),
-    })?;
-    let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
-    if let Some(process) = process.filter(|process| is_stopped(*process)) {
-        return Err(Failure::Told(format!(
-            "process {process} is stopped and cannot answer; have it go on with 'kill -CONT {process}'"
-        )));
     }
+}
+
+async fn converse(
+    stream: UnixStream,
+    socket: &Path,
+    method: Method,
+    path: &str,
+) -> Result<Value, Failure> {
     let has_ended = || {
         Failure::Told(format!(
             "the process of {} has ended before it answered; see what it logs, and ask again once it runs",
@@ -149,7 +171,7 @@ mod tests {
         let runtime = Builder::new_current_thread().enable_all().build();
         let within = Duration::from_secs(60);
         let asked = ask(socket, Method::GET, "/v1/status", within);
-        runtime.expect("a loop").block_on(asked)
+        runtime.expect("a loop").block_on(asked).told
     }
 
     #[test]

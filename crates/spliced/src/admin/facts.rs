@@ -63,7 +63,7 @@ impl Facts {
         time(self.started)
     }
 
-    pub(crate) fn told(&self) -> Value {
+    pub(super) fn told(&self) -> Value {
         let changing = self.changing();
         // The name may lead to another file since the start.
         let file = self.configuration.as_ref();

@@ -23,7 +23,7 @@ use anyhow::Result;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-pub(crate) use self::client::{Failure, ask};
+pub(crate) use self::client::{Answer, Failure, ask};
 pub(crate) use self::facts::Facts;
 pub(crate) use self::found::all as found;
 pub(crate) use self::routes::RELOAD_WITHIN;
@@ -34,7 +34,7 @@ use crate::session_args::SessionFilter;
 /// What a client asks of the main thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Process, listeners and backends.
+    /// Listeners and backends. What is known of the process comes with the answer.
     Status,
     Listeners,
     Backends,

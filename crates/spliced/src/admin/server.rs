@@ -227,9 +227,23 @@ impl Conversation {
         read_body(request.into_body()).await?;
         match found.asked {
             Asked::Index => Ok(routes::index()),
-            Asked::Process => Ok(self.shared.facts.told()),
-            Asked::Main(request) => self.ask(found.route, &found.path, request).await,
+            Asked::Process => Ok(self.process()),
+            Asked::Main(request) => {
+                let has_process = request == Request::Status;
+                let mut told = self.ask(found.route, &found.path, request).await?;
+                if has_process {
+                    told["process"] = self.process();
+                }
+                Ok(told)
+            }
         }
+    }
+
+    /// What the process says of itself on this socket.
+    fn process(&self) -> Value {
+        let mut told = self.shared.facts.told();
+        told["reads_only"] = self.access.reads_only.into();
+        told
     }
 
     async fn ask(&self, route: &Route, path: &str, request: Request) -> Result<Value, Refusal> {

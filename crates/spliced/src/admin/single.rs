@@ -64,7 +64,6 @@ impl<C: Fn() -> (u64, u64) + Send + Sync + 'static> Single<C> {
             Request::Listeners => json!({ "listeners": listeners }),
             Request::Backends => json!({ "backends": backends }),
             Request::Status => json!({
-                "process": facts.told(),
                 "connections": open,
                 "listeners": listeners,
                 "backends": backends,

@@ -334,7 +334,7 @@ mod tests {
         let count = Arc::clone(&asked);
         let ask = move |question: Question| {
             count.fetch_add(1, Ordering::Relaxed);
-            let _ = question.answer.send(Ok(json!("done")));
+            let _ = question.answer.send(Ok(json!({ "done": true })));
         };
         let control = ControlArgs {
             control: Some(socket_of(scratch)),

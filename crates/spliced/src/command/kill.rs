@@ -21,7 +21,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
             let path = path.clone();
             async move {
                 let answer = ask(&reached.socket, Method::GET, &path, PATIENCE).await;
-                (reached, answer)
+                (reached, answer.told)
             }
         });
         let mut having = Vec::new();
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
 
 async fn end(reached: &Reached, path: &str) -> Result<()> {
     let socket = &reached.socket;
-    match ask(socket, Method::DELETE, path, PATIENCE).await {
+    match ask(socket, Method::DELETE, path, PATIENCE).await.told {
         Ok(_) => Ok(()),
         Err(failure) => bail!("{}", words(&failure, Some(socket)).unwrap_or_default()),
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
-use crate::admin::{Failure, ask, found};
+use crate::admin::{Answer, Failure, ask, found};
 use crate::control_args::WhichArgs;
 use crate::resource_limit::raise_descriptor_limit;
 
@@ -19,7 +19,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A process that answers.
 pub(super) struct Reached {
+    /// Of its sockets one that takes orders, if this user may ask there.
     pub(super) socket: PathBuf,
+    /// Its number, if this PID namespace has one for it.
+    process: Option<i32>,
     /// Its status, or what it says of itself alone.
     pub(super) told: Value,
 }
@@ -30,6 +33,15 @@ impl Reached {
             Some(process) => process,
             None => &self.told,
         }
+    }
+
+    /// What no other process has. Its number alone may be another one's in another PID namespace.
+    fn identity(&self) -> [&Value; 3] {
+        ["pid", "user", "started"].map(|key| &self.process()[key])
+    }
+
+    fn reads_only(&self) -> bool {
+        self.process()["reads_only"] == true
     }
 
     pub(super) fn drains(&self) -> bool {
@@ -55,7 +67,7 @@ impl Reached {
 }
 
 pub(super) struct Searched {
-    /// At least one, ordered by their numbers.
+    /// At least one, ordered by their numbers, each once.
     pub(super) reached: Vec<Reached>,
     /// Why others have told nothing.
     pub(super) silent: Vec<String>,
@@ -71,27 +83,33 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
         None => found(which.config.as_deref()),
     };
     let asked = sockets.into_iter().map(|socket| async move {
-        match ask(&socket, Method::GET, path, PATIENCE).await {
-            Ok(told) if told.is_object() => Ok(Reached { socket, told }),
-            Ok(_) => {
-                let why = format!("{} is no control socket of spliced", socket.display());
-                Err((socket, Failure::Told(why)))
-            }
-            Err(failure) => Err((socket, failure)),
-        }
+        let answer = ask(&socket, Method::GET, path, PATIENCE).await;
+        (socket, answer)
     });
     let mut reached = Vec::new();
-    let mut silent = Vec::new();
-    for answer in all(asked).await {
-        match answer {
-            Ok(found) => reached.push(found),
-            Err((socket, failure)) => {
-                let given = which.control.is_some().then_some(&*socket);
-                silent.extend(words(&failure, given));
+    let mut failed = Vec::new();
+    for (socket, Answer { process, told }) in all(asked).await {
+        match told {
+            Ok(told) if told.is_object() => reached.push(Reached {
+                socket,
+                process,
+                told,
+            }),
+            Ok(_) => {
+                let why = format!("{} is no control socket of spliced", socket.display());
+                failed.push((process, Failure::Told(why)));
             }
+            Err(failure) => failed.push((process, failure)),
         }
     }
-    reached.sort_by_key(|reached| reached.process()["pid"].as_u64());
+    let mut reached = each_once(reached);
+    // Whoever answers on one socket is not silent on another one.
+    failed.retain(|(process, _)| {
+        process.is_none() || reached.iter().all(|reached| reached.process != *process)
+    });
+    let given = which.control.as_deref();
+    let silent = failed.iter().filter_map(|(_, why)| words(why, given));
+    let mut silent: Vec<_> = silent.collect();
     if let Some(wanted) = &which.config {
         reached.retain(|reached| reached.runs(wanted));
     }
@@ -117,6 +135,18 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
             "no process that this user may ask is running{others}; ask as its user or as root, or with --control PATH"
         ),
     }
+}
+
+/// A process may have another socket, for those who only read.
+fn each_once(mut reached: Vec<Reached>) -> Vec<Reached> {
+    reached.sort_by_key(|reached| (reached.process()["pid"].as_u64(), reached.reads_only()));
+    let mut each: Vec<Reached> = Vec::new();
+    for one in reached {
+        if each.iter().all(|other| other.identity() != one.identity()) {
+            each.push(one);
+        }
+    }
+    each
 }
 
 /// `None` if nobody asked for the socket and it does not concern this user.

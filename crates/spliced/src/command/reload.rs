@@ -44,7 +44,7 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
         for reached in all {
             let within = RELOAD_WITHIN + PATIENCE;
             let asked = ask(&reached.socket, Method::POST, "/v1/reload", within);
-            if let Err(failure) = asked.await {
+            if let Err(failure) = asked.await.told {
                 let why = words(&failure, Some(&reached.socket)).unwrap_or_default();
                 failed.push(match count {
                     1 => why,

@@ -89,7 +89,7 @@ async fn look(processes: Vec<Reached>) -> Result<Look> {
     let has_several = processes.len() > 1;
     let asked = processes.into_iter().map(|process| async move {
         let answer = ask(&process.socket, Method::GET, "/v1/sessions", PATIENCE).await;
-        let answer = answer.and_then(|told| {
+        let answer = answer.told.and_then(|told| {
             serde_json::from_value::<Answer>(told).map_err(|_| {
                 Failure::Told(
                     "it answers in another way than this version of spliced expects; use the version that runs".into(),

@@ -1,0 +1,104 @@
+//! Which process an order goes to, and which ones do not count.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::PathBuf;
+use std::process::Output;
+
+use netlab::{Need, Scratch, available};
+use serde_json::Value;
+
+use super::answers;
+use super::sessions::{as_user, join};
+use crate::doctor::for_anybody;
+use crate::relay::Relay;
+use crate::server::Server;
+
+/// A directory of a user who may ask no other processes than those of one test.
+struct Home {
+    user: u32,
+    scratch: Scratch,
+}
+
+impl Home {
+    fn new(user: u32) -> Self {
+        let scratch = Scratch::new("control").expect("a directory");
+        for_anybody(&scratch);
+        let run = scratch.path().join("run");
+        fs::create_dir(&run).expect("made");
+        chown(&run, Some(user), Some(user)).expect("given away");
+        Self { user, scratch }
+    }
+
+    fn run(&self, name: &str) -> PathBuf {
+        self.scratch.path().join("run").join(name)
+    }
+
+    /// A process that runs `text`, the file `name`.
+    fn start(&self, name: &str, text: &str) -> (Relay, String) {
+        let file = self.scratch.write(name, text).expect("written");
+        let file = file.to_str().expect("UTF-8").to_owned();
+        let arguments = ["run", "--config", &file];
+        let relay = Relay::spawn(&mut as_user(self.user, &self.scratch, &arguments));
+        (relay, file)
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        crate::relay::output(&mut as_user(self.user, &self.scratch, arguments))
+    }
+}
+
+/// A configuration of one listener, by copying.
+fn to(server: &Server) -> String {
+    format!(
+        "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n[[listener.route]]\nbackend = \"b\"\n\
+         [backend.b]\nservers = \"{}\"\n",
+        server.address
+    )
+}
+
+fn expect_done(output: &Output) -> Value {
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+#[test]
+fn a_process_with_a_socket_for_reading_is_one_process() {
+    if !available(Need::Root) {
+        return;
+    }
+    let home = Home::new(65529);
+    let server = Server::new();
+    let [control, read] = ["x", "a"].map(|name| home.run(name));
+    let process = format!(
+        "[process]\ncontrol = \"{}\"\ncontrol_read = \"{}\"\n",
+        control.display(),
+        read.display()
+    );
+    let (relay, file) = home.start("c.toml", &format!("{process}{}", to(&server)));
+    answers(&control);
+    answers(&read);
+    let (near, far) = join(&relay, &server);
+    let socket = control.to_str().expect("UTF-8");
+    for which in [&[][..], &["--config", &file]] {
+        let ask = |verb: &[&str]| expect_done(&home.ask(&[verb, which].concat()));
+        let told = ask(&["status", "--json"]);
+        let sockets: Vec<_> = told.as_array().expect("a list").iter().collect();
+        assert_eq!(sockets.len(), 1, "{told}");
+        assert_eq!(told[0]["socket"], socket);
+        assert_eq!(told[0]["process"]["reads_only"], false);
+        let told = ask(&["sessions", "--json"]);
+        assert_eq!(told["sessions"].as_array().map(Vec::len), Some(1), "{told}");
+        assert_eq!(told["sessions"][0]["socket"], socket);
+        ask(&["reload"]);
+    }
+    assert_eq!(relay.lines_logged("the configuration was reloaded"), 2);
+    // Who is alone on the socket for reading is told so.
+    let read = read.to_str().expect("UTF-8");
+    let told = expect_done(&home.ask(&["status", "--json", "--control", read]));
+    assert_eq!(told[0]["process"]["reads_only"], true);
+    expect_done(&home.ask(&["kill", "1"]));
+    near.expect_reset();
+    far.expect_reset();
+}
