@@ -4,10 +4,13 @@
 //! what each one answers. The socket lies in a directory that only its owner may write to ([`run_directory`]). Since
 //! somebody may have opened its file, the process also looks at who asks ([`peer`]).
 
+mod answers;
 mod client;
+mod clients;
 mod directories;
 mod facts;
 mod found;
+mod line;
 mod name;
 mod peer;
 mod place;

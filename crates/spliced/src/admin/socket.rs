@@ -302,7 +302,8 @@ fn accept(listener: &UnixListener, server: &Server, access: Access, is_gone: imp
     let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, Some(LOOK_EVERY));
     loop {
         match listener.accept() {
-            Ok((client, _)) => server.serve(client, access),
+            // Nobody else is harmed if there is no room for it.
+            Ok((client, _)) => drop(server.serve(client, access)),
             // Whoever has connected before the file was gone has been served.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if is_gone() {

@@ -1,5 +1,6 @@
 //! The control socket in the deployments that README.md recommends, and beside clients that mean no good.
 
+mod clients;
 mod orders;
 mod sessions;
 

@@ -49,7 +49,7 @@ impl Home {
 }
 
 /// A configuration of one listener, by copying.
-fn to(server: &Server) -> String {
+pub(super) fn to(server: &Server) -> String {
     format!(
         "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n[[listener.route]]\nbackend = \"b\"\n\
          [backend.b]\nservers = \"{}\"\n",
