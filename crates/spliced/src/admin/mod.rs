@@ -15,6 +15,7 @@ mod name;
 mod peer;
 mod place;
 mod refusal;
+mod reserve;
 mod routes;
 mod run_directory;
 mod server;

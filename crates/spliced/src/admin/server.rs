@@ -29,6 +29,7 @@ use super::facts::Facts;
 use super::line::Line;
 use super::peer::{Peer, admit};
 use super::refusal::Refusal;
+use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
 use super::{Question, Request};
 use crate::sessions::NoSession;
@@ -58,6 +59,7 @@ pub(super) struct Access {
 pub(super) struct Server {
     shared: Arc<Shared>,
     runtime: Handle,
+    pub(super) reserve: Arc<Reserve>,
     _end: oneshot::Sender<()>,
 }
 
@@ -77,6 +79,8 @@ impl Server {
         facts: Arc<Facts>,
         ask: impl Fn(Question) + Send + Sync + 'static,
     ) -> Result<Self> {
+        let reserve =
+            Reserve::filled().context("cannot keep descriptors for the control socket")?;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
@@ -100,6 +104,7 @@ impl Server {
         Ok(Self {
             shared: Arc::new(shared),
             runtime: handle,
+            reserve: Arc::new(reserve),
             _end: end,
         })
     }
@@ -128,7 +133,8 @@ impl Server {
         };
         let line = {
             let _runtime = self.runtime.enter();
-            Line::new(tokio::net::UnixStream::from_std(client)?, seat)
+            let stream = tokio::net::UnixStream::from_std(client)?;
+            Line::new(stream, seat, Arc::clone(&self.reserve))
         };
         let task = self.runtime.spawn(async move {
             // A client that goes away misses only its own answer.

@@ -7,12 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 
-use netlab::Scratch;
+use netlab::{Process, Scratch};
 
 use super::orders::to;
 use super::{answers, curl};
-use crate::patience::until;
-use crate::relay::{Relay, command};
+use crate::patience::{PATIENCE, until};
+use crate::relay::{BINARY, Relay, command, limit_with};
 use crate::server::Server;
 
 /// As docs/control.md says.
@@ -144,4 +144,45 @@ fn a_client_that_does_not_read_its_answer_is_disconnected() {
     let mut answers = Vec::new();
     let _ = (&client).read_to_end(&mut answers);
     assert!(answers.starts_with(b"HTTP/1.1 200 OK\r\n"));
+}
+
+/// Connections of clients have taken all of them, and others wait for more.
+#[test]
+fn a_process_without_descriptors_is_asked_and_given_orders() {
+    const CLIENTS: usize = 200;
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let server = Server::new();
+    let limit = limit_with(100);
+    let mut limited = Process::command("prlimit");
+    limited
+        .arg(format!("--nofile={limit}:{limit}"))
+        .arg(BINARY)
+        .args(["relay", "127.0.0.1:0", &server.address])
+        .args(["--engine", "copy", "--control", path])
+        .env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut limited);
+    answers(&socket);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| TcpStream::connect(&relay.address).expect("connected"))
+        .collect();
+    relay.wait_logged("RLIMIT_NOFILE (");
+    for _ in 0..20 {
+        // At the same time, and one after the other.
+        let asked = [(); 3].map(|()| UnixStream::connect(&socket).expect("connected"));
+        for mut client in asked {
+            let patience = Some(PATIENCE);
+            client.set_read_timeout(patience).expect("set");
+            client
+                .write_all(b"GET /v1/status HTTP/1.0\r\n\r\n")
+                .expect("asked");
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).expect("an answer");
+            assert!(answer.starts_with("HTTP/1.0 200 OK"), "{answer}");
+        }
+    }
+    let killed = crate::relay::output(&mut command(&["kill", "1", "--control", path]));
+    assert!(killed.status.success(), "{killed:?}");
+    drop(clients);
 }
