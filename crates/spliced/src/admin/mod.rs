@@ -7,6 +7,7 @@
 mod answers;
 mod client;
 mod clients;
+mod control_socket;
 mod directories;
 mod facts;
 mod found;
@@ -28,6 +29,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 pub(crate) use self::client::{Answer, Failure, ask};
+pub(crate) use self::control_socket::ControlSocket;
 pub(crate) use self::facts::Facts;
 pub(crate) use self::found::all as found;
 pub(crate) use self::routes::RELOAD_WITHIN;

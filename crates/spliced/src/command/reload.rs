@@ -22,11 +22,17 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
                 "no process that this user may ask runs a configuration; start one with 'spliced run --config'"
             );
         }
+        let is_for_one = which.config.is_none() && which.control.is_none();
+        // Others may have more of them, or pretend to.
+        all.sort_by_key(|reached| reached.socket.is_anothers());
+        if is_for_one && all.iter().any(|reached| !reached.socket.is_anothers()) {
+            all.retain(|reached| !reached.socket.is_anothers());
+        }
         // One that is ending leaves the reload to those that serve.
         if all.iter().any(|reached| !reached.drains()) {
             all.retain(|reached| !reached.drains());
         }
-        if let ([_, _, ..], None, None) = (&all[..], &which.config, &which.control) {
+        if is_for_one && all.len() > 1 {
             let each = all.iter().map(|reached| {
                 let process = reached.process();
                 format!(
@@ -45,7 +51,7 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
             let within = RELOAD_WITHIN + PATIENCE;
             let asked = ask(&reached.socket, Method::POST, "/v1/reload", within);
             if let Err(failure) = asked.await.told {
-                let why = words(&failure, Some(&reached.socket)).unwrap_or_default();
+                let why = words(&failure, Some(&reached.socket.path)).unwrap_or_default();
                 failed.push(match count {
                     1 => why,
                     _ => format!("process {}: {why}", reached.process()["pid"]),

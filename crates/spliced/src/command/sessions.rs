@@ -2,17 +2,17 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use hyper::Method;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::processes::{PATIENCE, Reached, Searched, all, search, wait_for, words};
+use super::processes::{Reached, Searched, ask_all, search, wait_for, words};
 use super::table::{Table, bytes, time};
-use crate::admin::{Failure, ask};
+use crate::admin::Failure;
 use crate::session_args::{SessionOrder, SessionsArgs};
 use crate::sessions::{Answer, Row};
 use crate::standard_output::print;
@@ -58,7 +58,7 @@ impl Of {
     fn new(reached: &Reached) -> Self {
         Self {
             process: reached.process()["pid"].as_u64().unwrap_or_default(),
-            socket: reached.socket.display().to_string(),
+            socket: reached.socket.path.display().to_string(),
         }
     }
 }
@@ -87,8 +87,14 @@ struct Rated {
 /// If nobody tells anything.
 async fn look(processes: Vec<Reached>) -> Result<Look> {
     let has_several = processes.len() > 1;
-    let asked = processes.into_iter().map(|process| async move {
-        let answer = ask(&process.socket, Method::GET, "/v1/sessions", PATIENCE).await;
+    let sockets: Vec<_> = processes.iter().map(|it| Arc::clone(&it.socket)).collect();
+    let answers = ask_all(&sockets, "/v1/sessions").await;
+    let mut look = Look {
+        told: Vec::new(),
+        asked: Vec::new(),
+        silent: Vec::new(),
+    };
+    for (process, answer) in processes.into_iter().zip(answers) {
         let answer = answer.told.and_then(|told| {
             serde_json::from_value::<Answer>(told).map_err(|_| {
                 Failure::Told(
@@ -96,16 +102,6 @@ async fn look(processes: Vec<Reached>) -> Result<Look> {
                 )
             })
         });
-        (process, answer)
-    });
-    let mut answers = all(asked).await;
-    answers.sort_by_key(|(process, _)| process.process()["pid"].as_u64());
-    let mut look = Look {
-        told: Vec::new(),
-        asked: Vec::new(),
-        silent: Vec::new(),
-    };
-    for (process, answer) in answers {
         match answer {
             Ok(answer) => {
                 let of = Of::new(&process);

@@ -22,7 +22,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     }
     let told = reached.into_iter().map(|reached| {
         let mut status = reached.told;
-        status["socket"] = reached.socket.display().to_string().into();
+        status["socket"] = reached.socket.path.display().to_string().into();
         status
     });
     let told: Vec<_> = told.collect();

@@ -1,8 +1,8 @@
 //! Which process an order goes to, and which ones do not count.
 
 use std::fs;
-use std::os::unix::fs::chown;
-use std::path::PathBuf;
+use std::os::unix::fs::{chown, symlink};
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use netlab::{Need, Scratch, available};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::answers;
 use super::sessions::{as_user, join};
 use crate::doctor::for_anybody;
-use crate::relay::Relay;
+use crate::relay::{Relay, output};
 use crate::server::Server;
 
 /// A directory of a user who may ask no other processes than those of one test.
@@ -44,7 +44,7 @@ impl Home {
     }
 
     fn ask(&self, arguments: &[&str]) -> Output {
-        crate::relay::output(&mut as_user(self.user, &self.scratch, arguments))
+        output(&mut as_user(self.user, &self.scratch, arguments))
     }
 }
 
@@ -99,6 +99,71 @@ fn a_process_with_a_socket_for_reading_is_one_process() {
     let told = expect_done(&home.ask(&["status", "--json", "--control", read]));
     assert_eq!(told[0]["process"]["reads_only"], true);
     expect_done(&home.ask(&["kill", "1"]));
+    near.expect_reset();
+    far.expect_reset();
+}
+
+/// A socket of `user` at `path` that the kernel lists as a control socket, and behind which is no such thing.
+fn false_socket(user: u32, home: &Home, path: &Path, arguments: &[&str]) -> Relay {
+    let bound = format!("{}.spliced-0123abcd", path.display());
+    let listen = format!("unix:{bound}");
+    let (verb, rest) = arguments.split_first().expect("a command");
+    let control = format!("{bound}.control");
+    let options = ["--mode", "666", "--control", &control];
+    let arguments = [&[*verb, &listen][..], rest, &options].concat();
+    let relay = Relay::spawn(&mut as_user(user, &home.scratch, &arguments));
+    fs::hard_link(bound, path).expect("linked");
+    relay
+}
+
+/// They would have refused, since one of these may have the session, and waited for it.
+#[test]
+fn false_sockets_of_other_users_are_left_out_of_orders() {
+    if !available(Need::Root) {
+        return;
+    }
+    const OTHER: u32 = 65527;
+    let home = Home::new(65528);
+    let server = Server::new();
+    let process = format!("[process]\ncontrol = \"{}\"\n", home.run("x").display());
+    let (relay, _) = home.start("c.toml", &format!("{process}{}", to(&server)));
+    answers(&home.run("x"));
+    let (near, far) = join(&relay, &server);
+    let theirs = home.scratch.path().join("theirs");
+    fs::create_dir(&theirs).expect("made");
+    chown(&theirs, Some(OTHER), Some(OTHER)).expect("given away");
+    let [silent, nonsense, foreign] = ["silent", "nonsense", "foreign"].map(|it| theirs.join(it));
+    let deaf = Server::new();
+    let _false = [
+        false_socket(OTHER, &home, &silent, &["relay", &deaf.address]),
+        false_socket(OTHER, &home, &nonsense, &["echo"]),
+        false_socket(OTHER, &home, &foreign, &["echo"]),
+    ];
+    chown(&foreign, Some(65526), None).expect("given away");
+    // It looks as one of this user's own, but leads to another user's.
+    symlink(&nonsense, home.run("1.sock")).expect("linked");
+    for order in [&["reload"][..], &["kill", "1"]] {
+        let output = home.ask(order);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{order:?}: {told}");
+        for part in [
+            format!(
+                "the process of {} has not answered within 1 s",
+                silent.display()
+            ),
+            format!(
+                "the process of {} has ended before it answered",
+                nonsense.display()
+            ),
+            format!(
+                "{} belongs to user 65526, and a process of user {OTHER} answers there",
+                foreign.display()
+            ),
+        ] {
+            assert!(told.contains(&part), "no {part:?} in {told:?}");
+        }
+        assert!(!told.contains("1.sock"), "{told}");
+    }
     near.expect_reset();
     far.expect_reset();
 }
