@@ -3,6 +3,7 @@
 mod clients;
 mod orders;
 mod sessions;
+mod status;
 
 use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
