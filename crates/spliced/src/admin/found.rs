@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::control_socket::ControlSocket;
 use super::directories;
+use super::facts::inode;
 use super::name::{is_of_process, path_of_bound};
 
 /// The most sockets of another user, who could make a command run out of descriptors.
@@ -71,14 +72,16 @@ fn in_directories(add: &mut impl FnMut(ControlSocket)) {
 /// Of a file itself, not of what it leads to.
 const PIN: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The process that has a socket with its number as the name, unless another PID namespace has given that.
+/// The process that has a socket with its number as the name, unless another PID namespace has given that, or it has another
+/// root directory.
 fn process_of(socket: &Path) -> Option<PathBuf> {
     let stem = socket.file_name()?.to_str()?.strip_suffix(".sock")?;
     let id: u32 = stem.parse().ok()?;
     let process = Path::new("/proc").join(id.to_string());
     let name = fs::read_to_string(process.join("comm")).ok()?;
-    // It has another root directory if the path leads through that of a process.
-    (name.trim_end() == "spliced" && !socket.starts_with("/proc")).then_some(process)
+    // What it names would be another file elsewhere.
+    let is_here = place_of(&process)[..2] == here()[..2];
+    (name.trim_end() == "spliced" && is_here).then_some(process)
 }
 
 /// Whether the process may run the configuration `wanted`, by its arguments.
@@ -105,11 +108,10 @@ fn may_run(process: &Path, wanted: &Path) -> bool {
         // It is hidden from users who may not trace the process.
         (false, Err(_)) => return true,
     };
-    std::path::absolute(wanted).is_ok_and(|wanted| wanted == named)
-        || match (fs::canonicalize(wanted), fs::canonicalize(named)) {
-            (Ok(wanted), Ok(named)) => wanted == named,
-            _ => false,
-        }
+    match (inode(wanted), inode(&named)) {
+        (Ok(wanted), Ok(named)) => wanted == named,
+        _ => true,
+    }
 }
 
 /// Those that the kernel lists: in this network namespace, and in those of other processes that are called spliced.

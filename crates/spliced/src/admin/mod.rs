@@ -30,7 +30,7 @@ use tokio::sync::oneshot;
 
 pub(crate) use self::client::{Answer, Failure, ask};
 pub(crate) use self::control_socket::ControlSocket;
-pub(crate) use self::facts::Facts;
+pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
 pub(crate) use self::routes::RELOAD_WITHIN;
 pub(crate) use self::single::Single;

@@ -1,6 +1,6 @@
 //! The running processes that a command asks.
 
-use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use crate::admin::{Answer, ControlSocket, Failure, ask, found};
+use crate::admin::{Answer, ControlSocket, Failure, ask, found, inode};
 use crate::control_args::WhichArgs;
 use crate::resource_limit::raise_descriptor_limit;
 
@@ -57,19 +57,22 @@ impl Reached {
 
     /// Whether it runs the file `wanted`, under this name or another one.
     fn runs(&self, wanted: &Path) -> bool {
-        let path = |key: &str| self.process()[key].as_str().map(Path::new);
-        let Some(named) = path("configuration") else {
-            return false;
+        let told = |key: &str| self.process()[key].as_str().map(Path::new);
+        let is_named = || {
+            let wanted = std::path::absolute(wanted);
+            wanted.is_ok_and(|it| {
+                ["configuration", "configuration_file"]
+                    .map(told)
+                    .contains(&Some(&it))
+            })
         };
-        if std::path::absolute(wanted).is_ok_and(|wanted| wanted == named) {
-            return true;
+        let file = &self.process()["configuration_inode"];
+        match inode(wanted) {
+            Ok(wanted) => wanted == *file,
+            Err(error) if error.kind() == ErrorKind::NotFound => file.is_null() && is_named(),
+            // It is hidden from this user, but perhaps not from the process.
+            Err(_) => is_named(),
         }
-        // A name may lead to another file since the start, as in a ConfigMap of Kubernetes.
-        let Ok(file) = fs::canonicalize(wanted) else {
-            return false;
-        };
-        path("configuration_file") == Some(&file)
-            || fs::canonicalize(named).is_ok_and(|named| named == file)
     }
 }
 

@@ -1,18 +1,20 @@
 //! Which process an order goes to, and which ones do not count.
 
-use std::fs;
-use std::os::unix::fs::{chown, symlink};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use netlab::{Need, Scratch, available};
 use serde_json::Value;
 
-use super::answers;
 use super::sessions::{as_user, join};
+use super::{CONFIGURATION, answers, image, in_image};
 use crate::doctor::for_anybody;
-use crate::relay::{Relay, output};
+use crate::patience::until;
+use crate::relay::{Relay, command, output};
 use crate::server::Server;
+use crate::usage::failure;
 
 /// A directory of a user who may ask no other processes than those of one test.
 struct Home {
@@ -131,7 +133,9 @@ fn false_sockets_of_other_users_are_left_out_of_orders() {
     let (near, far) = join(&relay, &server);
     let theirs = home.scratch.path().join("theirs");
     fs::create_dir(&theirs).expect("made");
-    chown(&theirs, Some(OTHER), Some(OTHER)).expect("given away");
+    // Users of other tests are not to find what is in it.
+    chown(&theirs, Some(OTHER), Some(home.user)).expect("given away");
+    fs::set_permissions(&theirs, Permissions::from_mode(0o710)).expect("set");
     let [silent, nonsense, foreign] = ["silent", "nonsense", "foreign"].map(|it| theirs.join(it));
     let deaf = Server::new();
     let _false = [
@@ -142,7 +146,7 @@ fn false_sockets_of_other_users_are_left_out_of_orders() {
     chown(&foreign, Some(65526), None).expect("given away");
     // It looks as one of this user's own, but leads to another user's.
     symlink(&nonsense, home.run("1.sock")).expect("linked");
-    for order in [&["reload"][..], &["kill", "1"]] {
+    for order in [&["kill", "1"][..], &["reload"]] {
         let output = home.ask(order);
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{order:?}: {told}");
@@ -166,4 +170,48 @@ fn false_sockets_of_other_users_are_left_out_of_orders() {
     }
     near.expect_reset();
     far.expect_reset();
+}
+
+#[test]
+fn a_configuration_is_the_file_and_not_its_path_in_another_root() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let root = image(&scratch);
+    let run = root.join("run/spliced");
+    fs::create_dir_all(&run).expect("made");
+    chown(&run, Some(65532), Some(65532)).expect("given away");
+    // The same path here and there.
+    let path = scratch.write("c.toml", CONFIGURATION).expect("written");
+    let there = root.join(path.strip_prefix("/").expect("an absolute path"));
+    fs::create_dir_all(there.parent().expect("a directory")).expect("made");
+    fs::copy(&path, &there).expect("copied");
+    let [path, there] = [&path, &there].map(|path| path.to_str().expect("UTF-8"));
+    let relay = Relay::spawn(&mut in_image(&root, &["run", "--config", path]));
+    let asked = |path: &str| {
+        let asked = output(&mut command(&["status", "--json", "--config", path]));
+        asked.status.success().then(|| {
+            let told: Value = serde_json::from_slice(&asked.stdout).expect("JSON");
+            told[0]["process"]["pid"].clone()
+        })
+    };
+    until("it is found", || asked(there) == Some(relay.id().into()));
+    assert_eq!(asked(path), None);
+    let told = failure(&mut command(&["reload", "--config", path]), 1);
+    assert!(
+        told.contains("no process that this user may ask runs"),
+        "{told}"
+    );
+    // From within, and by a name that only the host has.
+    let reload = output(&mut in_image(&root, &["reload", "--config", path]));
+    assert!(reload.status.success(), "{reload:?}");
+    let link = scratch.path().join("link");
+    symlink(there, &link).expect("linked");
+    assert_eq!(
+        asked(link.to_str().expect("UTF-8")),
+        Some(relay.id().into())
+    );
+    fs::remove_file(there).expect("removed");
+    assert_eq!(asked(path), None);
 }
