@@ -55,6 +55,15 @@ impl Reached {
         self.process()["state"] == "draining"
     }
 
+    /// What is the same for all that run the same file.
+    pub(super) fn file(&self) -> &Value {
+        let process = self.process();
+        match &process["configuration_inode"] {
+            Value::Null => &process["configuration"],
+            inode => inode,
+        }
+    }
+
     /// Whether it runs the file `wanted`, under this name or another one.
     fn runs(&self, wanted: &Path) -> bool {
         let told = |key: &str| self.process()[key].as_str().map(Path::new);

@@ -28,10 +28,10 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
         if is_for_one && all.iter().any(|reached| !reached.socket.is_anothers()) {
             all.retain(|reached| !reached.socket.is_anothers());
         }
-        // One that is ending leaves the reload to those that serve.
-        if all.iter().any(|reached| !reached.drains()) {
-            all.retain(|reached| !reached.drains());
-        }
+        // One that is ending leaves the reload to those that serve the same file.
+        let served = all.iter().filter(|reached| !reached.drains());
+        let served: Vec<_> = served.map(|reached| reached.file().clone()).collect();
+        all.retain(|reached| !reached.drains() || !served.contains(reached.file()));
         if is_for_one && all.len() > 1 {
             let each = all.iter().map(|reached| {
                 let process = reached.process();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use netlab::{Need, Scratch, available};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::sessions::{as_user, join};
@@ -214,4 +215,36 @@ fn a_configuration_is_the_file_and_not_its_path_in_another_root() {
     );
     fs::remove_file(there).expect("removed");
     assert_eq!(asked(path), None);
+}
+
+#[test]
+fn a_process_that_drains_is_left_out_only_if_another_one_serves_its_file() {
+    if !available(Need::Root) {
+        return;
+    }
+    let home = Home::new(65525);
+    let server = Server::new();
+    let (draining, first) = home.start("1.toml", &to(&server));
+    answers(&home.run(&format!("{}.sock", draining.id())));
+    let session = join(&draining, &server);
+    draining.signal(Signal::TERM);
+    draining.wait_logged("no longer accepting");
+    let (serving, second) = home.start("2.toml", &to(&server));
+    answers(&home.run(&format!("{}.sock", serving.id())));
+    let refused = home.ask(&["reload"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&refused.stderr);
+    for (relay, file) in [(&draining, &first), (&serving, &second)] {
+        let part = format!("process {} runs \"{file}\"", relay.id());
+        assert!(told.contains(&part), "no {part:?} in {told:?}");
+    }
+    expect_done(&home.ask(&["reload", "--config", &second]));
+    let ending = home.ask(&["reload", "--config", &first]);
+    let told = String::from_utf8_lossy(&ending.stderr);
+    assert!(told.contains("the process is ending"), "{told}");
+    // Now another one serves it.
+    let (successor, _) = home.start("1.toml", &to(&server));
+    answers(&home.run(&format!("{}.sock", successor.id())));
+    expect_done(&home.ask(&["reload", "--config", &first]));
+    drop(session);
 }
