@@ -299,7 +299,6 @@ impl Running {
     /// Ends a session.
     fn status(&self) -> Value {
         json!({
-            "process": self.facts.told(),
             "connections": self.deployment.process.connections.count(),
             "listeners": self.deployment.listeners_told(),
             "backends": self.deployment.backends_told(),

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,13 +11,11 @@ use hyper::client::conn::http1::handshake;
 use hyper::header::{CONNECTION, HOST};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use rustix::fs::{Mode, OFlags, open};
 use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// The longest path of a UNIX socket (`sun_path` of `sockaddr_un`, less the NUL).
-const PATH_MOST_BYTES: usize = 107;
+use super::control_socket::ControlSocket;
 
 /// The longest answer: 200 000 sessions or servers take a kilobyte each at most.
 const ANSWER_MOST_BYTES: usize = 256 << 20;
@@ -36,26 +33,67 @@ pub(crate) enum Failure {
     Refused(StatusCode, String),
 }
 
+/// What a process has answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// Its number, if this PID namespace has one for it.
+    pub(crate) process: Option<i32>,
+    pub(crate) told: Result<Value, Failure>,
+}
+
 /// Asks the process with this socket for `path`, on a connection that ends with the answer.
 pub(crate) async fn ask(
-    socket: &Path,
+    socket: &ControlSocket,
     method: Method,
     path: &str,
     within: Duration,
-) -> Result<Value, Failure> {
-    timeout(within, converse(socket, method, path))
+) -> Answer {
+    let shown = socket.path.display();
+    let failed = |process, failure| Answer {
+        process,
+        told: Err(failure),
+    };
+    let stream = match socket.connect().await {
+        Ok(stream) => stream,
+        Err(error) => return failed(None, why_not_connected(&socket.path, &error)),
+    };
+    let peer = stream.peer_cred().ok();
+    let process = peer.and_then(|peer| peer.pid()).filter(|id| *id > 0);
+    if let (Some(owner), Some(peer)) = (socket.owner(), peer)
+        && owner != peer.uid()
+    {
+        let why = format!(
+            "{shown} belongs to user {owner}, and a process of user {} answers there, so it is not asked; remove it",
+            peer.uid()
+        );
+        // It is the number of somebody who may have been led astray.
+        return failed(None, Failure::Told(why));
+    }
+    if let Some(process) = process.filter(|process| is_stopped(*process)) {
+        let why = format!(
+            "process {process} is stopped and cannot answer; have it go on with 'kill -CONT {process}'"
+        );
+        return failed(Some(process), Failure::Told(why));
+    }
+    let told = timeout(within, converse(stream, &socket.path, method, path))
         .await
-        .unwrap_or_else(|_| {
-            Err(Failure::Told(format!(
-                "the process of {} has not answered within {} s; see whether it is stopped, and what it logs",
-                socket.display(),
-                within.as_secs()
-            )))
-        })
+        .unwrap_or_else(|_| Err(Failure::silent(socket, within)));
+    Answer { process, told }
 }
 
-async fn converse(socket: &Path, method: Method, path: &str) -> Result<Value, Failure> {
-    let stream = connect(socket).await.map_err(|error| match error.kind() {
+impl Failure {
+    /// There is no answer in time.
+    pub(crate) fn silent(socket: &ControlSocket, within: Duration) -> Self {
+        Self::Told(format!(
+            "the process of {} has not answered within {} s; see whether it is stopped, and what it logs",
+            socket.path.display(),
+            within.as_secs()
+        ))
+    }
+}
+
+fn why_not_connected(socket: &Path, error: &io::Error) -> Failure {
+    match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::NotADirectory => {
             Failure::Gone
         }
@@ -66,13 +104,15 @@ async fn converse(socket: &Path, method: Method, path: &str) -> Result<Value, Fa
             socket.display()
         )),
         _ => Failure::Told(format!("cannot connect to {}: {error}", socket.display())),
-    })?;
-    let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
-    if let Some(process) = process.filter(|process| is_stopped(*process)) {
-        return Err(Failure::Told(format!(
-            "process {process} is stopped and cannot answer; have it go on with 'kill -CONT {process}'"
-        )));
     }
+}
+
+async fn converse(
+    stream: UnixStream,
+    socket: &Path,
+    method: Method,
+    path: &str,
+) -> Result<Value, Failure> {
     let has_ended = || {
         Failure::Told(format!(
             "the process of {} has ended before it answered; see what it logs, and ask again once it runs",
@@ -119,14 +159,6 @@ async fn converse(socket: &Path, method: Method, path: &str) -> Result<Value, Fa
     ))
 }
 
-async fn connect(socket: &Path) -> io::Result<UnixStream> {
-    if socket.as_os_str().len() <= PATH_MOST_BYTES {
-        return UnixStream::connect(socket).await;
-    }
-    let pin = open(socket, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    UnixStream::connect(format!("/proc/self/fd/{}", pin.as_raw_fd())).await
-}
-
 /// Whether the process was stopped by a signal or a debugger.
 fn is_stopped(process: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
@@ -148,8 +180,9 @@ mod tests {
     fn asked(socket: &Path) -> Result<Value, Failure> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let within = Duration::from_secs(60);
-        let asked = ask(socket, Method::GET, "/v1/status", within);
-        runtime.expect("a loop").block_on(asked)
+        let socket = ControlSocket::named(socket);
+        let asked = ask(&socket, Method::GET, "/v1/status", within);
+        runtime.expect("a loop").block_on(asked).told
     }
 
     #[test]
@@ -183,7 +216,7 @@ mod tests {
     #[test]
     fn a_socket_with_a_long_path_is_reached() {
         let scratch = Scratch::new("control").expect("a directory");
-        let long = scratch.path().join("x".repeat(PATH_MOST_BYTES));
+        let long = scratch.path().join("x".repeat(107));
         let path = scratch.path().join("sock");
         let listener = UnixListener::bind(&path).expect("bound");
         fs::create_dir(&long).expect("made");

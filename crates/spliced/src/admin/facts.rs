@@ -1,5 +1,7 @@
 //! What a process says of itself.
 
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -63,11 +65,12 @@ impl Facts {
         time(self.started)
     }
 
-    pub(crate) fn told(&self) -> Value {
+    pub(super) fn told(&self) -> Value {
         let changing = self.changing();
         // The name may lead to another file since the start.
-        let file = self.configuration.as_ref();
-        let file = file.and_then(|path| std::fs::canonicalize(path).ok());
+        let named = self.configuration.as_deref();
+        let file = named.and_then(|path| std::fs::canonicalize(path).ok());
+        let inode = named.and_then(|path| inode(path).ok());
         json!({
             "version": env!("SPLICED_VERSION"),
             "pid": std::process::id(),
@@ -78,6 +81,7 @@ impl Facts {
             "state": if changing.drains { "draining" } else { "running" },
             "configuration": self.configuration.as_deref().map(shown),
             "configuration_file": file.as_deref().map(shown),
+            "configuration_inode": inode,
             "reloads": changing.reloads,
             "last_reload": changing.last_reload.as_ref().map(|reload| json!({
                 "time": time(reload.at),
@@ -89,6 +93,15 @@ impl Facts {
     fn changing(&self) -> MutexGuard<'_, Changing> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Device and inode of the file at `path`: what says that a file is the same, whatever the root directory of those who look.
+///
+/// # Errors
+/// If there is no such file, or it is hidden from this user.
+pub(crate) fn inode(path: &Path) -> io::Result<Value> {
+    let found = std::fs::metadata(path)?;
+    Ok(json!({ "device": found.dev(), "inode": found.ino() }))
 }
 
 fn shown(path: &Path) -> String {

@@ -4,14 +4,19 @@
 //! what each one answers. The socket lies in a directory that only its owner may write to ([`run_directory`]). Since
 //! somebody may have opened its file, the process also looks at who asks ([`peer`]).
 
+mod answers;
 mod client;
+mod clients;
+mod control_socket;
 mod directories;
 mod facts;
 mod found;
+mod line;
 mod name;
 mod peer;
 mod place;
 mod refusal;
+mod reserve;
 mod routes;
 mod run_directory;
 mod server;
@@ -23,8 +28,9 @@ use anyhow::Result;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-pub(crate) use self::client::{Failure, ask};
-pub(crate) use self::facts::Facts;
+pub(crate) use self::client::{Answer, Failure, ask};
+pub(crate) use self::control_socket::ControlSocket;
+pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
 pub(crate) use self::routes::RELOAD_WITHIN;
 pub(crate) use self::single::Single;
@@ -34,7 +40,7 @@ use crate::sessions::About;
 /// What a client asks of the main thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Process, listeners and backends.
+    /// Listeners and backends. What is known of the process comes with the answer.
     Status,
     Listeners,
     Backends,

@@ -1,13 +1,11 @@
 //! The HTTP server behind the control sockets: JSON over HTTP/1.1, with a thread of its own.
 //!
-//! Nobody waits for a client: each is a task, with bounds on its time, its header and its body. If there are too many,
-//! the one that has been idle for longest makes room.
+//! Nobody waits for a client: each is a task, with bounds on its time, its header, its body and its answers.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -23,18 +21,18 @@ use rustix::process::geteuid;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
+use super::answers::{Answers, Share};
+use super::clients::{Clients, Rank};
 use super::facts::Facts;
+use super::line::Line;
 use super::peer::{Peer, admit};
 use super::refusal::Refusal;
+use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
 use super::{Question, Request};
 use crate::sessions::NoSession;
-
-/// The most clients at once.
-const CLIENTS_MOST: usize = 256;
 
 /// How long a client may take for a header, for a body, or until its next request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -61,27 +59,15 @@ pub(super) struct Access {
 pub(super) struct Server {
     shared: Arc<Shared>,
     runtime: Handle,
+    pub(super) reserve: Arc<Reserve>,
     _end: oneshot::Sender<()>,
 }
 
 struct Shared {
     ask: Box<dyn Fn(Question) + Send + Sync>,
     facts: Arc<Facts>,
-    clients: Mutex<Clients>,
-}
-
-/// In the order in which they came.
-#[derive(Default)]
-struct Clients {
-    next_id: u64,
-    open: VecDeque<Client>,
-}
-
-struct Client {
-    id: u64,
-    task: AbortHandle,
-    /// It waits for an answer.
-    waits: Arc<AtomicBool>,
+    clients: Arc<Clients>,
+    answers: Answers,
 }
 
 impl Server {
@@ -93,6 +79,8 @@ impl Server {
         facts: Arc<Facts>,
         ask: impl Fn(Question) + Send + Sync + 'static,
     ) -> Result<Self> {
+        let reserve =
+            Reserve::filled().context("cannot keep descriptors for the control socket")?;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
@@ -110,48 +98,50 @@ impl Server {
         let shared = Shared {
             ask: Box::new(ask),
             facts,
-            clients: Mutex::default(),
+            clients: Arc::default(),
+            answers: Answers::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
             runtime: handle,
+            reserve: Arc::new(reserve),
             _end: end,
         })
     }
 
-    /// Serves `client` from now on.
-    pub(super) fn serve(&self, client: UnixStream, access: Access) {
-        let mut clients = self.shared.clients();
-        if clients.open.len() >= CLIENTS_MOST {
-            let mut open = clients.open.iter();
-            let idle = open.position(|client| !client.waits.load(Ordering::Relaxed));
-            // If all of them wait for an answer, there is no room.
-            let Some(idle) = idle.and_then(|place| clients.open.remove(place)) else {
-                return;
-            };
-            idle.task.abort();
-        }
-        let id = clients.next_id;
-        clients.next_id += 1;
-        let waits = Arc::new(AtomicBool::new(false));
-        let (shared, is_waiting) = (Arc::clone(&self.shared), Arc::clone(&waits));
+    /// Serves `client` from now on, unless there is no seat for it.
+    ///
+    /// # Errors
+    /// If this host cannot watch it.
+    pub(super) fn serve(&self, client: UnixStream, access: Access) -> Result<()> {
+        let peer = Peer::of(&client, access.group);
+        let rank = match access.reads_only || admit(&peer, geteuid().as_raw()).is_err() {
+            true => Rank::Reads,
+            false => Rank::Orders,
+        };
+        let Some(seat) = self.shared.clients.seat(rank) else {
+            return Ok(());
+        };
+        client.set_nonblocking(true)?;
+        let waits = Arc::clone(&seat.waits);
+        let conversation = Conversation {
+            peer,
+            access,
+            rank,
+            shared: Arc::clone(&self.shared),
+            waits: Arc::clone(&waits),
+        };
+        let line = {
+            let _runtime = self.runtime.enter();
+            let stream = tokio::net::UnixStream::from_std(client)?;
+            Line::new(stream, seat, Arc::clone(&self.reserve))
+        };
         let task = self.runtime.spawn(async move {
-            let conversation = converse(client, access, Arc::clone(&shared), is_waiting);
             // A client that goes away misses only its own answer.
-            let _ = timeout(STAY_WITHIN, conversation).await;
-            shared.clients().open.retain(|client| client.id != id);
+            let _ = timeout(STAY_WITHIN, converse(line, conversation)).await;
         });
-        clients.open.push_back(Client {
-            id,
-            task: task.abort_handle(),
-            waits,
-        });
-    }
-}
-
-impl Shared {
-    fn clients(&self) -> MutexGuard<'_, Clients> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.clients.can_leave(&waits, task.abort_handle());
+        Ok(())
     }
 }
 
@@ -159,24 +149,13 @@ impl Shared {
 struct Conversation {
     peer: Result<Peer, String>,
     access: Access,
+    rank: Rank,
     shared: Arc<Shared>,
     waits: Arc<AtomicBool>,
 }
 
-async fn converse(
-    client: UnixStream,
-    access: Access,
-    shared: Arc<Shared>,
-    waits: Arc<AtomicBool>,
-) -> Result<()> {
-    client.set_nonblocking(true)?;
-    let conversation = Arc::new(Conversation {
-        peer: Peer::of(&client, access.group),
-        access,
-        shared,
-        waits,
-    });
-    let stream = TokioIo::new(tokio::net::UnixStream::from_std(client)?);
+async fn converse(line: Line, conversation: Conversation) -> Result<()> {
+    let conversation = Arc::new(conversation);
     let service = service_fn(move |request| {
         let conversation = Arc::clone(&conversation);
         async move { Ok::<_, Infallible>(conversation.reply(request).await) }
@@ -188,21 +167,22 @@ async fn converse(
         .max_headers(HEADER_MOST_FIELDS)
         // As of socat and nc, which end their stream behind the request.
         .half_close(true)
-        .serve_connection(stream, service)
+        .serve_connection(TokioIo::new(line), service)
         .await?;
     Ok(())
 }
 
 impl Conversation {
     async fn reply(&self, request: HttpRequest<Incoming>) -> Response<Full<Bytes>> {
-        let (status, value, allow) = match self.answer(request).await {
-            Ok(value) => (StatusCode::OK, value, None),
+        let (status, body, allow) = match self.answer(request).await {
+            Ok((value, share)) => (StatusCode::OK, share.bytes(&value), None),
             Err(refusal) => {
                 let value = json!({ "error": refusal.sentence });
-                (refusal.status, value, refusal.allow)
+                let body = Bytes::from(format!("{value}\n"));
+                (refusal.status, body, refusal.allow)
             }
         };
-        let mut response = Response::new(Full::new(Bytes::from(format!("{value}\n"))));
+        let mut response = Response::new(Full::new(body));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         let json = HeaderValue::from_static("application/json");
@@ -214,7 +194,8 @@ impl Conversation {
         response
     }
 
-    async fn answer(&self, request: HttpRequest<Incoming>) -> Result<Value, Refusal> {
+    /// What is answered, with its share of what all clients together hold.
+    async fn answer(&self, request: HttpRequest<Incoming>) -> Result<(Value, Share), Refusal> {
         admit(&self.peer, geteuid().as_raw())?;
         let uri = request.uri();
         let found = routes::find(request.method(), uri.path(), uri.query())?;
@@ -226,27 +207,54 @@ impl Conversation {
         }
         read_body(request.into_body()).await?;
         match found.asked {
-            Asked::Index => Ok(routes::index()),
-            Asked::Process => Ok(self.shared.facts.told()),
-            Asked::Main(request) => self.ask(found.route, &found.path, request).await,
+            Asked::Index => Ok((routes::index(), Share::default())),
+            Asked::Process => Ok((self.process(), Share::default())),
+            Asked::Main(request) => {
+                let has_process = request == Request::Status;
+                let (mut told, share) = self.ask(found.route, &found.path, request).await?;
+                if has_process {
+                    told["process"] = self.process();
+                }
+                Ok((told, share))
+            }
         }
     }
 
-    async fn ask(&self, route: &Route, path: &str, request: Request) -> Result<Value, Refusal> {
+    /// What the process says of itself on this socket.
+    fn process(&self) -> Value {
+        let mut told = self.shared.facts.told();
+        told["reads_only"] = self.access.reads_only.into();
+        told
+    }
+
+    async fn ask(
+        &self,
+        route: &Route,
+        path: &str,
+        request: Request,
+    ) -> Result<(Value, Share), Refusal> {
         if let (true, Ok(peer)) = (route.changes, &self.peer) {
             tracing::info!("{} {path} was asked for by {peer}", route.method);
         }
-        let (sender, answer) = oneshot::channel();
         self.waits.store(true, Ordering::Relaxed);
-        (self.shared.ask)(Question {
-            request,
-            answer: sender,
+        let answered = timeout(route.within, async {
+            let share = match route.changes {
+                // The answer is short, and waits for nobody who reads.
+                true => Share::default(),
+                false => self.shared.answers.share(self.rank).await,
+            };
+            let (sender, answer) = oneshot::channel();
+            (self.shared.ask)(Question {
+                request,
+                answer: sender,
+            });
+            answer.await.map(|answer| (answer, share))
         });
-        let answered = timeout(route.within, answer).await;
+        let answered = answered.await;
         self.waits.store(false, Ordering::Relaxed);
         match answered {
-            Ok(Ok(Ok(value))) => Ok(value),
-            Ok(Ok(Err(error))) => {
+            Ok(Ok((Ok(value), share))) => Ok((value, share)),
+            Ok(Ok((Err(error), _))) => {
                 let status = match error.is::<NoSession>() {
                     true => StatusCode::NOT_FOUND,
                     false => StatusCode::UNPROCESSABLE_ENTITY,

@@ -39,7 +39,6 @@ where
                 Request::Listeners => Ok(json!({ "listeners": self.listeners() })),
                 Request::Backends => Ok(json!({ "backends": self.backends(&of_process) })),
                 Request::Status => Ok(json!({
-                    "process": of_process.told(),
                     "connections": (self.counts)().0,
                     "listeners": self.listeners(),
                     "backends": self.backends(&of_process),

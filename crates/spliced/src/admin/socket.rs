@@ -1,6 +1,6 @@
 //! The control socket of a running process: how it gets it, and keeps it.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::mem;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow};
+use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::Question;
@@ -296,29 +297,41 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 
 /// Hands each client to the server, until nobody finds the way here any more.
 fn accept(listener: &UnixListener, server: &Server, access: Access, is_gone: impl Fn() -> bool) {
-    // A call that waits has reserved the descriptor of its client (`__sys_accept4_file`, Linux 6.18). So a process is
-    // reached when it has none left, which it would not be after poll(2). If the timeout cannot be set, a file that is gone
+    // A call that waits has reserved the descriptor of its client (`__sys_accept4_file`, Linux 6.18). So nobody else takes
+    // what the reserve has given up for it, as would be after poll(2). If the timeout cannot be set, a file that is gone
     // stays so.
     let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, Some(LOOK_EVERY));
     loop {
         match listener.accept() {
-            Ok((client, _)) => server.serve(client, access),
+            // Nobody else is harmed if there is no room for it.
+            Ok((client, _)) => drop(server.serve(client, access)),
             // Whoever has connected before the file was gone has been served.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if is_gone() {
                     return;
                 }
+                server.reserve.fill();
             }
-            // Without a descriptor, accept(2) fails at once.
+            // Without a descriptor, accept(2) fails at once. What is kept is for those who give orders.
+            Err(error) if lacks_descriptor(&error) && !access.reads_only => {
+                server.reserve.give_up(RETRY_AFTER);
+            }
             Err(_) => thread::sleep(RETRY_AFTER),
         }
     }
 }
 
+fn lacks_descriptor(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::{self, Read, Write};
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
@@ -334,7 +347,7 @@ mod tests {
         let count = Arc::clone(&asked);
         let ask = move |question: Question| {
             count.fetch_add(1, Ordering::Relaxed);
-            let _ = question.answer.send(Ok(json!("done")));
+            let _ = question.answer.send(Ok(json!({ "done": true })));
         };
         let control = ControlArgs {
             control: Some(socket_of(scratch)),

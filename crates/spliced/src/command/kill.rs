@@ -1,9 +1,11 @@
 //! `spliced kill`: ends one session.
 
+use std::sync::Arc;
+
 use anyhow::{Result, bail};
 use hyper::Method;
 
-use super::processes::{PATIENCE, Reached, Searched, all, search, wait_for, words};
+use super::processes::{PATIENCE, Reached, Searched, ask_all, leave_out, search, wait_for, words};
 use crate::admin::{Failure, ask};
 use crate::session_args::KillArgs;
 use crate::sessions::NoSession;
@@ -17,25 +19,22 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
     wait_for(async move {
         let Searched { reached, silent } = search(&args.which, "/v1/process").await?;
         let path = format!("/v1/sessions/{id}");
-        let asked = reached.into_iter().map(|reached| {
-            let path = path.clone();
-            async move {
-                let answer = ask(&reached.socket, Method::GET, &path, PATIENCE).await;
-                (reached, answer)
-            }
-        });
+        let sockets: Vec<_> = reached.iter().map(|it| Arc::clone(&it.socket)).collect();
+        let answers = ask_all(&sockets, &path).await;
         let mut having = Vec::new();
         let mut not_known = silent;
         let mut refused = Vec::new();
-        for (reached, answer) in all(asked).await {
-            match answer {
+        for (reached, answer) in reached.into_iter().zip(answers) {
+            match answer.told {
                 Ok(_) => having.push(reached),
                 Err(Failure::Refused(_, sentence)) => refused.push(sentence),
                 // A process that has ended has no sessions.
-                Err(failure) => not_known.extend(words(&failure, None)),
+                Err(failure) => match (words(&failure, None), reached.socket.is_anothers()) {
+                    (Some(why), true) => leave_out(&why),
+                    (why, _) => not_known.extend(why),
+                },
             }
         }
-        having.sort_by_key(|reached| reached.process()["pid"].as_u64());
         if !not_known.is_empty() {
             bail!(
                 "{}; it may have a session {id}, so choose with --config or --control",
@@ -58,13 +57,20 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
 
 async fn end(reached: &Reached, path: &str) -> Result<()> {
     let socket = &reached.socket;
-    match ask(socket, Method::DELETE, path, PATIENCE).await {
+    match ask(socket, Method::DELETE, path, PATIENCE).await.told {
         Ok(_) => Ok(()),
-        Err(failure) => bail!("{}", words(&failure, Some(socket)).unwrap_or_default()),
+        Err(failure) => bail!(
+            "{}",
+            words(&failure, Some(&socket.path)).unwrap_or_default()
+        ),
     }
 }
 
 fn named(reached: &Reached) -> String {
     let process = reached.process();
-    format!("process {} ({})", process["pid"], reached.socket.display())
+    format!(
+        "process {} ({})",
+        process["pid"],
+        reached.socket.path.display()
+    )
 }

@@ -1,7 +1,8 @@
 //! The running processes that a command asks.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -9,55 +10,87 @@ use hyper::{Method, StatusCode};
 use serde_json::Value;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 
-use crate::admin::{Failure, ask, found};
+use crate::admin::{Answer, ControlSocket, Failure, ask, found, inode};
 use crate::control_args::WhichArgs;
 use crate::resource_limit::raise_descriptor_limit;
 
 /// How long a process may take for an answer that says only what is known.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long other users are waited for, once somebody has answered: one of them could delay everybody's commands.
+const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(1);
+
 /// A process that answers.
 pub(super) struct Reached {
-    pub(super) socket: PathBuf,
+    /// Of its sockets one that takes orders, if this user may ask there.
+    pub(super) socket: Arc<ControlSocket>,
+    /// Its number, if this PID namespace has one for it.
+    process: Option<i32>,
     /// Its status, or what it says of itself alone.
     pub(super) told: Value,
 }
 
 impl Reached {
     pub(super) fn process(&self) -> &Value {
-        match self.told.get("process") {
-            Some(process) => process,
-            None => &self.told,
-        }
+        process_of(&self.told)
+    }
+
+    /// What no other process has. Its number alone may be another one's in another PID namespace, and a process of another
+    /// user can say what it likes.
+    fn identity(&self) -> (bool, Option<i32>, [&Value; 3]) {
+        let told = ["pid", "user", "started"].map(|key| &self.process()[key]);
+        (self.socket.is_anothers(), self.process, told)
+    }
+
+    fn reads_only(&self) -> bool {
+        self.process()["reads_only"] == true
     }
 
     pub(super) fn drains(&self) -> bool {
         self.process()["state"] == "draining"
     }
 
-    /// Whether it runs the file `wanted`, under this name or another one.
-    pub(super) fn runs(&self, wanted: &Path) -> bool {
-        let path = |key: &str| self.process()[key].as_str().map(Path::new);
-        let Some(named) = path("configuration") else {
-            return false;
-        };
-        if std::path::absolute(wanted).is_ok_and(|wanted| wanted == named) {
-            return true;
+    /// What is the same for all that run the same file.
+    pub(super) fn file(&self) -> &Value {
+        let process = self.process();
+        match &process["configuration_inode"] {
+            Value::Null => &process["configuration"],
+            inode => inode,
         }
-        // A name may lead to another file since the start, as in a ConfigMap of Kubernetes.
-        let Ok(file) = fs::canonicalize(wanted) else {
-            return false;
-        };
-        path("configuration_file") == Some(&file)
-            || fs::canonicalize(named).is_ok_and(|named| named == file)
+    }
+}
+
+/// What a process says of itself, in its status or alone.
+pub(super) fn process_of(told: &Value) -> &Value {
+    told.get("process").unwrap_or(told)
+}
+
+/// Whether `process` runs the file `wanted`, under this name or another one.
+pub(super) fn runs(process: &Value, wanted: &Path) -> bool {
+    let told = |key: &str| process[key].as_str().map(Path::new);
+    let is_named = || {
+        let wanted = std::path::absolute(wanted);
+        wanted.is_ok_and(|it| {
+            ["configuration", "configuration_file"]
+                .map(told)
+                .contains(&Some(&it))
+        })
+    };
+    let file = &process["configuration_inode"];
+    match inode(wanted) {
+        Ok(wanted) => wanted == *file,
+        Err(error) if error.kind() == ErrorKind::NotFound => file.is_null() && is_named(),
+        // It is hidden from this user, but perhaps not from the process.
+        Err(_) => is_named(),
     }
 }
 
 pub(super) struct Searched {
-    /// At least one, ordered by their numbers.
+    /// At least one, ordered by their numbers, each once.
     pub(super) reached: Vec<Reached>,
-    /// Why others have told nothing.
+    /// Why others of this user or of root have told nothing.
     pub(super) silent: Vec<String>,
 }
 
@@ -67,42 +100,55 @@ pub(super) struct Searched {
 /// If there is none.
 pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Searched> {
     let sockets = match &which.control {
-        Some(path) => vec![path.clone()],
+        Some(path) => vec![ControlSocket::named(path)],
         None => found(which.config.as_deref()),
     };
-    let asked = sockets.into_iter().map(|socket| async move {
-        match ask(&socket, Method::GET, path, PATIENCE).await {
-            Ok(told) if told.is_object() => Ok(Reached { socket, told }),
-            Ok(_) => {
-                let why = format!("{} is no control socket of spliced", socket.display());
-                Err((socket, Failure::Told(why)))
-            }
-            Err(failure) => Err((socket, failure)),
-        }
-    });
+    let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
+    let answers = ask_all(&sockets, path).await;
     let mut reached = Vec::new();
-    let mut silent = Vec::new();
-    for answer in all(asked).await {
-        match answer {
-            Ok(found) => reached.push(found),
-            Err((socket, failure)) => {
-                let given = which.control.is_some().then_some(&*socket);
-                silent.extend(words(&failure, given));
+    let mut failed = Vec::new();
+    for (socket, Answer { process, told }) in sockets.into_iter().zip(answers) {
+        match told {
+            Ok(told) if told.is_object() => reached.push(Reached {
+                socket,
+                process,
+                told,
+            }),
+            Ok(_) => {
+                let why = format!("{} is no control socket of spliced", socket.path.display());
+                failed.push((socket, process, Failure::Told(why)));
             }
+            Err(failure) => failed.push((socket, process, failure)),
         }
     }
-    reached.sort_by_key(|reached| reached.process()["pid"].as_u64());
+    let mut reached = each_once(reached);
+    // Whoever answers on one socket is not silent on another one.
+    failed.retain(|(_, process, _)| {
+        process.is_none() || reached.iter().all(|reached| reached.process != *process)
+    });
+    failed.sort_by(|(one, ..), (other, ..)| one.path.cmp(&other.path));
+    let given = which.control.as_deref();
+    let (mut silent, mut of_others) = (Vec::new(), Vec::new());
+    for (socket, _, why) in failed {
+        let of = match socket.is_anothers() {
+            true => &mut of_others,
+            false => &mut silent,
+        };
+        of.extend(words(&why, given));
+    }
     if let Some(wanted) = &which.config {
-        reached.retain(|reached| reached.runs(wanted));
+        reached.retain(|reached| runs(reached.process(), wanted));
     }
     if !reached.is_empty() {
         if which.config.is_some() {
             // They may run another one.
             silent.clear();
+            of_others.clear();
         }
+        of_others.iter().for_each(|why| leave_out(why));
         return Ok(Searched { reached, silent });
     }
-    silent.sort();
+    silent.append(&mut of_others);
     let others = match silent.is_empty() {
         true => String::new(),
         false => format!(" ({})", silent.join("; ")),
@@ -117,6 +163,18 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
             "no process that this user may ask is running{others}; ask as its user or as root, or with --control PATH"
         ),
     }
+}
+
+/// A process may have another socket, for those who only read.
+fn each_once(mut reached: Vec<Reached>) -> Vec<Reached> {
+    reached.sort_by_key(|reached| (reached.process()["pid"].as_u64(), reached.reads_only()));
+    let mut each: Vec<Reached> = Vec::new();
+    for one in reached {
+        if each.iter().all(|other| other.identity() != one.identity()) {
+            each.push(one);
+        }
+    }
+    each
 }
 
 /// `None` if nobody asked for the socket and it does not concern this user.
@@ -135,16 +193,43 @@ pub(super) fn words(failure: &Failure, given: Option<&Path>) -> Option<String> {
     }
 }
 
-/// What becomes of tasks that run at the same time.
-pub(super) async fn all<T: Send + 'static>(
-    tasks: impl Iterator<Item = impl Future<Output = T> + Send + 'static>,
-) -> Vec<T> {
-    let mut running: JoinSet<T> = tasks.collect();
-    let mut results = Vec::new();
-    while let Some(ended) = running.join_next().await {
-        results.extend(ended);
+/// A process of another user has not told what it was asked for, which keeps nobody from what this user is about.
+pub(super) fn leave_out(why: &str) {
+    tracing::warn!("left out: {why}");
+}
+
+/// What the processes with these sockets answer, all of them asked at once.
+pub(super) async fn ask_all(sockets: &[Arc<ControlSocket>], path: &str) -> Vec<Answer> {
+    let until = Instant::now() + PATIENCE_WITH_OTHERS;
+    let silent = |socket: &Arc<ControlSocket>| Answer {
+        process: None,
+        told: Err(Failure::silent(socket, PATIENCE_WITH_OTHERS)),
+    };
+    let mut answers: Vec<_> = sockets.iter().map(silent).collect();
+    let mut waited_for = sockets.iter().filter(|it| !it.is_anothers()).count();
+    let asked = sockets.iter().cloned().enumerate();
+    let mut running: JoinSet<_> = asked
+        .map(|(place, socket)| {
+            let path = path.to_owned();
+            async move { (place, ask(&socket, Method::GET, &path, PATIENCE).await) }
+        })
+        .collect();
+    let mut has_answered = false;
+    loop {
+        let ended = match has_answered && waited_for == 0 {
+            true => timeout_at(until, running.join_next()).await.ok().flatten(),
+            false => running.join_next().await,
+        };
+        let Some(ended) = ended else {
+            return answers;
+        };
+        let Ok((place, answer)) = ended else {
+            continue;
+        };
+        waited_for -= usize::from(!sockets[place].is_anothers());
+        has_answered |= matches!(answer.told, Ok(_) | Err(Failure::Refused(..)));
+        answers[place] = answer;
     }
-    results
 }
 
 /// Asks until `task` has its result.

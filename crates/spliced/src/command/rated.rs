@@ -2,13 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::path::Path;
 
-use hyper::Method;
 use serde::Serialize;
+use serde_json::Value;
 
-use super::processes::{PATIENCE, Reached};
-use crate::admin::{Failure, ask};
+use super::processes::Reached;
+use crate::admin::Failure;
 use crate::session_args::SessionOrder;
 use crate::sessions::{Answer, Row};
 
@@ -24,7 +23,7 @@ impl Of {
     pub(super) fn new(reached: &Reached) -> Self {
         Self {
             process: reached.process()["pid"].as_u64().unwrap_or_default(),
-            socket: reached.socket.display().to_string(),
+            socket: reached.socket.path.display().to_string(),
         }
     }
 }
@@ -52,12 +51,11 @@ impl Rated {
     }
 }
 
-/// Asks the process with this socket for its sessions.
+/// The sessions that a process has told.
 ///
 /// # Errors
-/// If it does not tell them.
-pub(super) async fn sessions_of(socket: &Path) -> Result<Vec<Row>, Failure> {
-    let told = ask(socket, Method::GET, "/v1/sessions", PATIENCE).await?;
+/// If they are not what this version knows.
+pub(super) fn rows(told: Value) -> Result<Vec<Row>, Failure> {
     let answer = serde_json::from_value::<Answer>(told).map_err(|_| {
         Failure::Told(
             "it answers in another way than this version of spliced expects; use the version that runs".into(),

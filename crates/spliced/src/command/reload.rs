@@ -22,11 +22,17 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
                 "no process that this user may ask runs a configuration; start one with 'spliced run --config'"
             );
         }
-        // One that is ending leaves the reload to those that serve.
-        if all.iter().any(|reached| !reached.drains()) {
-            all.retain(|reached| !reached.drains());
+        let is_for_one = which.config.is_none() && which.control.is_none();
+        // Others may have more of them, or pretend to.
+        all.sort_by_key(|reached| reached.socket.is_anothers());
+        if is_for_one && all.iter().any(|reached| !reached.socket.is_anothers()) {
+            all.retain(|reached| !reached.socket.is_anothers());
         }
-        if let ([_, _, ..], None, None) = (&all[..], &which.config, &which.control) {
+        // One that is ending leaves the reload to those that serve the same file.
+        let served = all.iter().filter(|reached| !reached.drains());
+        let served: Vec<_> = served.map(|reached| reached.file().clone()).collect();
+        all.retain(|reached| !reached.drains() || !served.contains(reached.file()));
+        if is_for_one && all.len() > 1 {
             let each = all.iter().map(|reached| {
                 let process = reached.process();
                 format!(
@@ -44,8 +50,8 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
         for reached in all {
             let within = RELOAD_WITHIN + PATIENCE;
             let asked = ask(&reached.socket, Method::POST, "/v1/reload", within);
-            if let Err(failure) = asked.await {
-                let why = words(&failure, Some(&reached.socket)).unwrap_or_default();
+            if let Err(failure) = asked.await.told {
+                let why = words(&failure, Some(&reached.socket.path)).unwrap_or_default();
                 failed.push(match count {
                     1 => why,
                     _ => format!("process {}: {why}", reached.process()["pid"]),

@@ -1,13 +1,14 @@
 //! `spliced sessions`: the live sessions as a table or as JSON.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::processes::{Reached, Searched, all, search, wait_for, words};
-use super::rated::{Of, Rated, rated, sessions_of, sort};
+use super::processes::{Reached, Searched, ask_all, search, wait_for, words};
+use super::rated::{Of, Rated, rated, rows, sort};
 use super::table::{Table, bytes, time};
 use crate::session_args::{SessionOrder, SessionsArgs};
 use crate::sessions::Row;
@@ -56,18 +57,15 @@ struct Look {
 /// If nobody tells anything.
 async fn look(processes: Vec<Reached>) -> Result<Look> {
     let has_several = processes.len() > 1;
-    let asked = processes.into_iter().map(|process| async move {
-        let answer = sessions_of(&process.socket).await;
-        (process, answer)
-    });
-    let mut answers = all(asked).await;
-    answers.sort_by_key(|(process, _)| process.process()["pid"].as_u64());
+    let sockets: Vec<_> = processes.iter().map(|it| Arc::clone(&it.socket)).collect();
+    let answers = ask_all(&sockets, "/v1/sessions").await;
     let mut look = Look {
         told: Vec::new(),
         asked: Vec::new(),
         silent: Vec::new(),
     };
-    for (process, answer) in answers {
+    for (process, answer) in processes.into_iter().zip(answers) {
+        let answer = answer.told.and_then(rows);
         match answer {
             Ok(rows) => {
                 let of = Of::new(&process);

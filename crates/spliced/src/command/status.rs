@@ -22,7 +22,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     }
     let told = reached.into_iter().map(|reached| {
         let mut status = reached.told;
-        status["socket"] = reached.socket.display().to_string().into();
+        status["socket"] = reached.socket.path.display().to_string().into();
         status
     });
     let told: Vec<_> = told.collect();
@@ -144,27 +144,41 @@ fn listener(listener: &Value) -> Vec<Vec<String>> {
 }
 
 fn server(backend: &Value, server: &Value) -> Vec<String> {
-    let since = server["since"].as_str().unwrap_or_default();
-    let since = humantime::parse_rfc3339(since).ok();
-    let age = since.and_then(|since| SystemTime::now().duration_since(since).ok());
-    let age = age.map_or_else(
-        || "-".into(),
-        |age| humantime::format_duration(Duration::from_secs(age.as_secs())).to_string(),
-    );
-    let why = match server["why"].as_str() {
-        Some(why) => printable(why),
-        None => "-".into(),
+    let last = &server["last_error"];
+    let why = match (server["why"].as_str(), last["error"].as_str()) {
+        (Some(why), _) => printable(why),
+        // Its state does not follow from that: it has no checks, or is the last server of its backend.
+        (None, Some(error)) => {
+            format!(
+                "last error {} ago: {}",
+                age(&last["time"]),
+                printable(error)
+            )
+        }
+        (None, None) => "-".into(),
     };
     vec![
         shown(backend),
         shown(&server["server"]),
         shown(&server["state"]),
-        age,
+        age(&server["since"]),
         shown(&server["connections"]),
         shown(&server["total"]),
         shown(&server["failures"]),
         why,
     ]
+}
+
+/// How long ago this time was.
+fn age(time: &Value) -> String {
+    let then = time
+        .as_str()
+        .and_then(|it| humantime::parse_rfc3339(it).ok());
+    let age = then.and_then(|then| SystemTime::now().duration_since(then).ok());
+    age.map_or_else(
+        || "-".into(),
+        |age| humantime::format_duration(Duration::from_secs(age.as_secs())).to_string(),
+    )
 }
 
 fn rows<T>(list: &Value, of_one: impl Fn(&Value) -> Vec<T>) -> Vec<T> {

@@ -1,7 +1,10 @@
 //! The control socket in the deployments that README.md recommends, and beside clients that mean no good.
 
+mod clients;
 mod kept;
+mod orders;
 mod sessions;
+mod status;
 
 use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};

@@ -14,9 +14,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::super::processes::{PATIENCE, Reached, wait_for, words};
-use super::super::rated::{Of, sessions_of};
-use crate::admin::{Failure, ask, found};
+use super::super::processes::{PATIENCE, process_of, runs, wait_for, words};
+use super::super::rated::{Of, rows};
+use crate::admin::{ControlSocket, Failure, ask, found};
 use crate::sessions::Row;
 
 /// It reads lists of the whole host.
@@ -36,6 +36,7 @@ pub(super) struct Process {
     pub(super) pid: u64,
     pub(super) started: String,
     pub(super) state: String,
+    pub(super) reads_only: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -149,7 +150,7 @@ async fn watch(asked: &Asked, tell: impl Fn(News) + Clone + Send + 'static) -> R
     let mut followed: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
     loop {
         let sockets = match &asked.control {
-            Some(path) => vec![path.clone()],
+            Some(path) => vec![ControlSocket::named(path)],
             None => {
                 let config = asked.config.clone();
                 spawn_blocking(move || found(config.as_deref())).await?
@@ -157,8 +158,9 @@ async fn watch(asked: &Asked, tell: impl Fn(News) + Clone + Send + 'static) -> R
         };
         followed.retain(|_, task| !task.is_finished());
         for socket in sockets {
-            let follow = || tokio::spawn(follow(socket.clone(), asked.clone(), tell.clone()));
-            followed.entry(socket.clone()).or_insert_with(follow);
+            let path = socket.path.clone();
+            let follow = || tokio::spawn(follow(socket, asked.clone(), tell.clone()));
+            followed.entry(path).or_insert_with(follow);
         }
         tell(News::Searched);
         sleep(LOOK_FOR_NEW_EVERY).await;
@@ -166,43 +168,42 @@ async fn watch(asked: &Asked, tell: impl Fn(News) + Clone + Send + 'static) -> R
 }
 
 /// Asks one process until it is gone.
-async fn follow(socket: PathBuf, asked: Asked, tell: impl Fn(News)) {
+async fn follow(socket: ControlSocket, asked: Asked, tell: impl Fn(News)) {
+    let path = socket.path.clone();
     let mut turns = interval(asked.delay);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         turns.tick().await;
         match ask_one(&socket, &asked).await {
-            Ok(Some(told)) => tell(News::Told(socket.clone(), told)),
-            Ok(None) => tell(News::Gone(socket.clone())),
+            Ok(Some(told)) => tell(News::Told(path.clone(), told)),
+            Ok(None) => tell(News::Gone(path.clone())),
             Err(failure) => match words(&failure, asked.control.as_deref()) {
-                Some(why) => tell(News::Silent(socket.clone(), why)),
-                None => return tell(News::Gone(socket)),
+                Some(why) => tell(News::Silent(path.clone(), why)),
+                None => return tell(News::Gone(path)),
             },
         }
     }
 }
 
 /// `None` if it does not run the configuration.
-async fn ask_one(socket: &Path, asked: &Asked) -> Result<Option<Told>, Failure> {
-    let status = ask(socket, Method::GET, "/v1/status", PATIENCE).await?;
-    let reached = Reached {
-        socket: socket.to_owned(),
-        told: status,
-    };
-    if asked
-        .config
-        .as_deref()
-        .is_some_and(|file| !reached.runs(file))
-    {
+async fn ask_one(socket: &ControlSocket, asked: &Asked) -> Result<Option<Told>, Failure> {
+    let told = ask(socket, Method::GET, "/v1/status", PATIENCE)
+        .await
+        .told?;
+    let runs = |file: &Path| runs(process_of(&told), file);
+    if asked.config.as_deref().is_some_and(|file| !runs(file)) {
         return Ok(None);
     }
-    let status = serde_json::from_value(reached.told).map_err(|_| {
+    let status = serde_json::from_value(told).map_err(|_| {
         Failure::Told(format!(
             "{} is no control socket of spliced",
-            socket.display()
+            socket.path.display()
         ))
     })?;
-    let sessions = match sessions_of(socket).await {
+    let told = ask(socket, Method::GET, "/v1/sessions", PATIENCE)
+        .await
+        .told;
+    let sessions = match told.and_then(rows) {
         Err(Failure::Refused(_, why)) => Err(why),
         answer => Ok(answer?),
     };
@@ -212,10 +213,10 @@ async fn ask_one(socket: &Path, asked: &Asked) -> Result<Option<Told>, Failure> 
 /// # Errors
 /// Why the session does not end.
 async fn end(target: &Target) -> Result<(), String> {
-    let socket = PathBuf::from(&target.of.socket);
-    let words = |failure| words(&failure, Some(&socket)).unwrap_or_default();
+    let socket = ControlSocket::named(Path::new(&target.of.socket));
+    let words = |failure| words(&failure, Some(&socket.path)).unwrap_or_default();
     let process = ask(&socket, Method::GET, "/v1/process", PATIENCE).await;
-    let process = process.map_err(words)?;
+    let process = process.told.map_err(words)?;
     if process["pid"] != target.of.process || process["started"] != *target.started {
         return Err(format!(
             "process {} has ended, and its session {} with it",
@@ -224,5 +225,5 @@ async fn end(target: &Target) -> Result<(), String> {
     }
     let path = format!("/v1/sessions/{}", target.id);
     let ending = ask(&socket, Method::DELETE, &path, PATIENCE).await;
-    ending.map(drop).map_err(words)
+    ending.told.map(drop).map_err(words)
 }

@@ -102,7 +102,10 @@ impl Known {
     /// Each process that has answered once.
     fn distinct(&self) -> impl Iterator<Item = (&Path, &Answer)> {
         let mut seen = HashSet::new();
-        self.0.iter().filter_map(move |(socket, answer)| {
+        // On the socket for reading, nothing can be ended.
+        let mut all: Vec<_> = self.0.iter().collect();
+        all.sort_by_key(|(_, answer)| answer.status.process.reads_only);
+        all.into_iter().filter_map(move |(socket, answer)| {
             let process = &answer.status.process;
             let is_new = process.pid != 0 && seen.insert((process.pid, &process.started));
             is_new.then_some((&**socket, answer))

@@ -18,7 +18,7 @@ use crate::server::Server;
 const USERS: [u32; 2] = [65530, 65531];
 
 /// A client of `relay`, and what it has at `server`.
-fn join(relay: &Relay, server: &Server) -> (Peer, Peer) {
+pub(super) fn join(relay: &Relay, server: &Server) -> (Peer, Peer) {
     let near = Peer::connect(&relay.address);
     let far = server.accept();
     near.write_number(1);
@@ -208,7 +208,7 @@ impl Several {
 }
 
 /// The program of [`for_anybody`] with `arguments`.
-fn as_user(user: u32, scratch: &Scratch, arguments: &[&str]) -> std::process::Command {
+pub(super) fn as_user(user: u32, scratch: &Scratch, arguments: &[&str]) -> std::process::Command {
     let user = user.to_string();
     let mut command = Process::command("setpriv");
     command

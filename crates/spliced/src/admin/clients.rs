@@ -1,0 +1,119 @@
+//! The clients of the control sockets: how many there are at once, and who makes room for another one.
+//!
+//! A client counts until its descriptor is closed. Those who may only read have a bound of their own, so that they keep
+//! nobody out who gives orders.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use tokio::task::AbortHandle;
+
+/// The most clients at once.
+const CLIENTS_MOST: usize = 256;
+
+/// The most of them who may only read.
+const READERS_MOST: usize = 192;
+
+/// What a client may do. Nobody makes room for those of a lower rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rank {
+    /// To read, or nothing at all.
+    Reads,
+    /// To change something, too.
+    Orders,
+}
+
+#[derive(Default)]
+pub(super) struct Clients {
+    /// In the order in which they came.
+    seated: Mutex<VecDeque<Client>>,
+    one_has_left: Condvar,
+}
+
+struct Client {
+    rank: Rank,
+    waits: Arc<AtomicBool>,
+    /// What is to end if it has to make room.
+    task: Option<AbortHandle>,
+    /// It is being disconnected.
+    leaves: bool,
+}
+
+/// A client's place among the others, until it is dropped.
+pub(super) struct Seat {
+    clients: Arc<Clients>,
+    /// It waits for an answer. This is no other client's, so it also tells which one it is.
+    pub(super) waits: Arc<AtomicBool>,
+}
+
+impl Clients {
+    /// Takes a seat. If there is none, the first client of this rank or a lower one that does not wait for an answer has
+    /// to leave. If there is no such client either, neither is there a seat.
+    pub(super) fn seat(self: &Arc<Self>, rank: Rank) -> Option<Seat> {
+        let mut seated = self.seated();
+        while is_full(&seated, rank) {
+            let mut lower = seated.iter_mut().filter(|client| client.rank <= rank);
+            // Somebody may have been asked to leave for another client, who then comes back to this.
+            if lower.all(|client| !client.leaves) {
+                let mut lower = seated.iter_mut().filter(|client| client.rank <= rank);
+                lower.find_map(Client::dismiss)?;
+            }
+            let left = self.one_has_left.wait(seated);
+            seated = left.unwrap_or_else(PoisonError::into_inner);
+        }
+        let waits = Arc::default();
+        seated.push_back(Client {
+            rank,
+            waits: Arc::clone(&waits),
+            task: None,
+            leaves: false,
+        });
+        Some(Seat {
+            clients: Arc::clone(self),
+            waits,
+        })
+    }
+
+    /// The client that `waits` belongs to can leave from now on: `task` has its [`Seat`].
+    pub(super) fn can_leave(&self, waits: &Arc<AtomicBool>, task: AbortHandle) {
+        let mut seated = self.seated();
+        // It may be gone.
+        if let Some(client) = seated
+            .iter_mut()
+            .find(|client| Arc::ptr_eq(&client.waits, waits))
+        {
+            client.task = Some(task);
+        }
+    }
+
+    fn seated(&self) -> MutexGuard<'_, VecDeque<Client>> {
+        self.seated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Client {
+    /// Has it leave, unless it waits for an answer.
+    fn dismiss(&mut self) -> Option<()> {
+        let task = self.task.as_ref()?;
+        if self.waits.load(Ordering::Relaxed) {
+            return None;
+        }
+        task.abort();
+        self.leaves = true;
+        Some(())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let is_other = |client: &Client| !Arc::ptr_eq(&client.waits, &self.waits);
+        self.clients.seated().retain(is_other);
+        self.clients.one_has_left.notify_all();
+    }
+}
+
+fn is_full(seated: &VecDeque<Client>, rank: Rank) -> bool {
+    let readers = seated.iter().filter(|client| client.rank == Rank::Reads);
+    seated.len() >= CLIENTS_MOST || rank == Rank::Reads && readers.count() >= READERS_MOST
+}
