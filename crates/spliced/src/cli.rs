@@ -17,6 +17,7 @@ use crate::file_access::FileAccess;
 use crate::mesh_args::MeshArgs;
 use crate::peer_timeouts::{PeerTimeouts, keepalive, user_timeout};
 use crate::sections::{self, as_help};
+use crate::server_args::{BackendsArgs, DrainArgs, UndrainArgs, WeighArgs};
 use crate::session_args::{KillArgs, SessionsArgs};
 pub(crate) use crate::time_text::{duration, time};
 use crate::trace_arguments::TraceArgs;
@@ -63,6 +64,10 @@ pub(crate) enum Command {
     Status(StatusArgs),
     Sessions(SessionsArgs),
     Kill(KillArgs),
+    Backends(BackendsArgs),
+    Drain(DrainArgs),
+    Undrain(UndrainArgs),
+    Weigh(WeighArgs),
     Echo(EchoArgs),
     Mesh(MeshArgs),
     Adopt(AdoptArgs),

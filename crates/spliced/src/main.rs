@@ -51,6 +51,7 @@ mod relay;
 mod resource_limit;
 mod roster;
 mod sections;
+mod server_args;
 mod service;
 mod session_args;
 mod sessions;
@@ -157,6 +158,22 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
         Command::Kill(args) => {
             signals.leave_to_default()?;
             command::kill(&args).map(|()| Ended::Well)
+        }
+        Command::Backends(args) => {
+            signals.leave_to_default()?;
+            command::backends(&args).map(|()| Ended::Well)
+        }
+        Command::Drain(args) => {
+            signals.leave_to_default()?;
+            command::drain(&args).map(|()| Ended::Well)
+        }
+        Command::Undrain(args) => {
+            signals.leave_to_default()?;
+            command::undrain(&args).map(|()| Ended::Well)
+        }
+        Command::Weigh(args) => {
+            signals.leave_to_default()?;
+            command::weigh(&args).map(|()| Ended::Well)
         }
         Command::Check(args) => {
             signals.leave_to_default()?;

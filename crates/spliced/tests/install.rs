@@ -8,11 +8,11 @@ use std::process::{Command, Output};
 
 use netlab::{Scratch, present, program};
 
-const COMMANDS: [&str; 14] = [
-    "relay", "run", "check", "reload", "status", "sessions", "kill", "echo", "mesh", "adopt",
-    "bypass", "doctor", "matrix", "trace",
+const COMMANDS: [&str; 18] = [
+    "relay", "run", "check", "reload", "status", "sessions", "kill", "backends", "drain",
+    "undrain", "weigh", "echo", "mesh", "adopt", "bypass", "doctor", "matrix", "trace",
 ];
-const PAGES: [&str; 15] = [
+const PAGES: [&str; 19] = [
     "spliced",
     "spliced-relay",
     "spliced-run",
@@ -21,6 +21,10 @@ const PAGES: [&str; 15] = [
     "spliced-status",
     "spliced-sessions",
     "spliced-kill",
+    "spliced-backends",
+    "spliced-drain",
+    "spliced-undrain",
+    "spliced-weigh",
     "spliced-echo",
     "spliced-mesh",
     "spliced-adopt",

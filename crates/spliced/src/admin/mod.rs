@@ -26,9 +26,10 @@ use tokio::sync::oneshot;
 pub(crate) use self::client::{Failure, ask};
 pub(crate) use self::facts::Facts;
 pub(crate) use self::found::all as found;
-pub(crate) use self::routes::RELOAD_WITHIN;
+pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server};
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
+use crate::backend::Order;
 use crate::session_args::SessionFilter;
 
 /// What a client asks of the main thread.
@@ -44,6 +45,8 @@ pub(crate) enum Request {
     Session(u64),
     /// The session with this id is to end.
     Kill(u64),
+    /// About a server of a backend.
+    Order(Order),
     Reload,
 }
 
@@ -51,5 +54,7 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) request: Request,
+    /// Who asks, in words.
+    pub(crate) by: String,
     pub(crate) answer: oneshot::Sender<Result<Value>>,
 }

@@ -31,6 +31,7 @@ use super::peer::{Peer, admit};
 use super::refusal::Refusal;
 use super::routes::{self, Asked, Route};
 use super::{Question, Request};
+use crate::backend::NoServer;
 use crate::sessions::NoSession;
 
 /// The most clients at once.
@@ -233,13 +234,18 @@ impl Conversation {
     }
 
     async fn ask(&self, route: &Route, path: &str, request: Request) -> Result<Value, Refusal> {
-        if let (true, Ok(peer)) = (route.changes, &self.peer) {
-            tracing::info!("{} {path} was asked for by {peer}", route.method);
+        let by = self
+            .peer
+            .as_ref()
+            .map_or_else(Clone::clone, Peer::to_string);
+        if route.changes {
+            tracing::info!("{} {path} was asked for by {by}", route.method);
         }
         let (sender, answer) = oneshot::channel();
         self.waits.store(true, Ordering::Relaxed);
         (self.shared.ask)(Question {
             request,
+            by,
             answer: sender,
         });
         let answered = timeout(route.within, answer).await;
@@ -247,7 +253,7 @@ impl Conversation {
         match answered {
             Ok(Ok(Ok(value))) => Ok(value),
             Ok(Ok(Err(error))) => {
-                let status = match error.is::<NoSession>() {
+                let status = match error.is::<NoSession>() || error.is::<NoServer>() {
                     true => StatusCode::NOT_FOUND,
                     false => StatusCode::UNPROCESSABLE_ENTITY,
                 };

@@ -61,6 +61,11 @@ impl<C: Fn() -> (u64, u64) + Send + Sync + 'static> Single<C> {
                     "a relay of datagrams, SEQPACKET or VSOCK does not list its sessions; 'spliced status' counts them"
                 ));
             }
+            Request::Order(_) => {
+                return Err(anyhow!(
+                    "a relay of datagrams, SEQPACKET or VSOCK takes no orders about its target; stop the process instead"
+                ));
+            }
             Request::Listeners => json!({ "listeners": listeners }),
             Request::Backends => json!({ "backends": backends }),
             Request::Status => json!({

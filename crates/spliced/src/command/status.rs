@@ -1,13 +1,13 @@
 //! `spliced status`: processes, listeners and servers as tables or as JSON.
 
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::Value;
 
 use super::processes::{Searched, search, wait_for};
-use super::table::{Table, printable};
+use super::table::{Table, age, printable, shown};
 use crate::cli::StatusArgs;
 use crate::standard_output::print;
 
@@ -144,40 +144,21 @@ fn listener(listener: &Value) -> Vec<Vec<String>> {
 }
 
 fn server(backend: &Value, server: &Value) -> Vec<String> {
-    let since = server["since"].as_str().unwrap_or_default();
-    let since = humantime::parse_rfc3339(since).ok();
-    let age = since.and_then(|since| SystemTime::now().duration_since(since).ok());
-    let age = age.map_or_else(
-        || "-".into(),
-        |age| humantime::format_duration(Duration::from_secs(age.as_secs())).to_string(),
-    );
-    let why = match server["why"].as_str() {
-        Some(why) => printable(why),
-        None => "-".into(),
-    };
     vec![
         shown(backend),
         shown(&server["server"]),
         shown(&server["state"]),
-        age,
+        age(&server["since"]),
         shown(&server["connections"]),
         shown(&server["total"]),
         shown(&server["failures"]),
-        why,
+        shown(&server["why"]),
     ]
 }
 
 fn rows<T>(list: &Value, of_one: impl Fn(&Value) -> Vec<T>) -> Vec<T> {
     let list = list.as_array().into_iter().flatten();
     list.flat_map(of_one).collect()
-}
-
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Null => "-".into(),
-        Value::String(text) => printable(text),
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

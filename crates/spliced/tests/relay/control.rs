@@ -1,5 +1,7 @@
 //! The control socket in the deployments that README.md recommends, and beside clients that mean no good.
 
+mod drained;
+mod servers;
 mod sessions;
 
 use std::fs::{self, Permissions};
