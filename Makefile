@@ -69,7 +69,7 @@ install-libraries: ## Install libsplice and libso_splice for C and LD_PRELOAD on
 
 uninstall: ## Remove what install has put there (PREFIX, DESTDIR)
 	rm -f "$(INSTALLED)/bin/spliced"
-	rm -f $(foreach page,spliced spliced-relay spliced-run spliced-check spliced-reload spliced-status spliced-sessions spliced-kill spliced-top spliced-echo spliced-mesh spliced-adopt spliced-bypass spliced-doctor spliced-matrix spliced-trace,"$(INSTALLED)/share/man/man1/$(page).1")
+	rm -f $(foreach page,spliced spliced-relay spliced-run spliced-check spliced-reload spliced-status spliced-sessions spliced-kill spliced-backends spliced-drain spliced-undrain spliced-weigh spliced-top spliced-echo spliced-mesh spliced-adopt spliced-bypass spliced-doctor spliced-matrix spliced-trace,"$(INSTALLED)/share/man/man1/$(page).1")
 	rm -f "$(INSTALLED)/share/bash-completion/completions/spliced"
 	rm -f "$(INSTALLED)/share/zsh/site-functions/_spliced"
 	rm -f "$(INSTALLED)/share/fish/vendor_completions.d/spliced.fish"

@@ -24,6 +24,8 @@ mod mesh_args;
 mod peer_timeouts;
 #[path = "../src/sections.rs"]
 mod sections;
+#[path = "../src/server_args.rs"]
+mod server_args;
 #[path = "../src/session_args.rs"]
 mod session_args;
 #[path = "../src/time_text.rs"]

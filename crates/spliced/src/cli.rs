@@ -17,6 +17,7 @@ use crate::file_access::FileAccess;
 use crate::mesh_args::MeshArgs;
 use crate::peer_timeouts::{PeerTimeouts, keepalive, user_timeout};
 use crate::sections::{self, as_help};
+use crate::server_args::{BackendsArgs, DrainArgs, UndrainArgs, WeighArgs};
 use crate::session_args::{KillArgs, SessionsArgs, TopArgs};
 pub(crate) use crate::time_text::{duration, time};
 use crate::trace_arguments::TraceArgs;
@@ -64,6 +65,10 @@ pub(crate) enum Command {
     Sessions(SessionsArgs),
     Kill(KillArgs),
     Top(TopArgs),
+    Backends(BackendsArgs),
+    Drain(DrainArgs),
+    Undrain(UndrainArgs),
+    Weigh(WeighArgs),
     Echo(EchoArgs),
     Mesh(MeshArgs),
     Adopt(AdoptArgs),

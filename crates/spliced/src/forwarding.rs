@@ -1,9 +1,10 @@
 //! Connections of a listener that are translated from their SYN on: they never meet a socket of the relay, so they
 //! cost no descriptor and no thread. The listening socket gets those of them that cannot be.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use splice::{
@@ -13,6 +14,7 @@ use splice::{
 use splice_route::Conditions;
 
 use crate::access_log::Entry;
+use crate::backend::{Backend, Flows};
 use crate::connection_limit::ConnectionPermit;
 use crate::plan::{
     Action, BackendPlan, ClientLimits, ListenerPlan, RoutePlan, ServerAddress, ServerPlan, Source,
@@ -23,8 +25,10 @@ use crate::socket_address::SocketAddress;
 /// The forwarded connections of one listener.
 pub(crate) struct Forwarding {
     forward: Forward,
+    /// What it does now. Whoever changes that holds the lock.
+    options: Mutex<ForwardOptions>,
+    record: Arc<Record>,
     listening: Vec<SocketAddr>,
-    service: Arc<Service>,
 }
 
 /// How often to ask where the server is. Its name is resolved again when the last answer grows old
@@ -40,25 +44,29 @@ impl Forwarding {
             return None;
         }
         let listening: Vec<_> = listening.iter().filter_map(SocketAddress::inet).collect();
-        let started = options(&terms, &listening).and_then(|options| {
-            let record = Record {
-                service: Arc::clone(service),
-                permits: Mutex::default(),
-            };
-            let server = options.server;
-            Forward::start(options, move |event| record.take(event))
-                .map(|forward| (forward, server))
+        let record = Arc::new(Record {
+            service: Arc::clone(service),
+            open: Mutex::default(),
+        });
+        let started = what(&terms).and_then(|(backend, _)| {
+            let options = options(&terms, &listening)?;
+            record.leads_to(options.server, backend);
+            let recorder = Arc::clone(&record);
+            Forward::start(options.clone(), move |event| recorder.take(event))
+                .map(|forward| (forward, options, Arc::clone(backend)))
                 .map_err(|error| error.to_string())
         });
         match started {
-            Ok((forward, server)) => {
+            Ok((forward, options, backend)) => {
                 let forwarding = Arc::new(Self {
                     forward,
+                    options: Mutex::new(options),
+                    record,
                     listening,
-                    service: Arc::clone(service),
                 });
+                forwarding.obey_orders(&backend);
                 let follower = Arc::downgrade(&forwarding);
-                service.process.control.spawn(follow(follower, server));
+                service.process.control.spawn(follow(follower));
                 Some(forwarding)
             }
             Err(why) => {
@@ -69,19 +77,70 @@ impl Forwarding {
     }
 
     /// Applies the terms of a reload. False if they want none of it, or another one.
-    pub(crate) fn reload(&self, terms: &Terms) -> bool {
+    pub(crate) fn reload(self: &Arc<Self>, terms: &Terms) -> bool {
         if !terms.plan.from_syn {
             return false;
         }
-        match options(terms, &self.listening) {
-            Ok(options) => {
-                self.forward.change(options);
+        let applied = what(terms).and_then(|(backend, _)| {
+            let mut current = lock(&self.options);
+            *current = options(terms, &self.listening)?;
+            self.record.leads_to(current.server, backend);
+            self.forward.change(current.clone());
+            Ok(backend)
+        });
+        match applied {
+            Ok(backend) => {
+                self.obey_orders(backend);
                 true
             }
             Err(why) => {
                 tracing::warn!("{}: connections begin with sockets: {why}", terms.plan.name);
                 false
             }
+        }
+    }
+
+    /// Pauses as long as the server of `backend` gets no new clients: those begin with sockets, and are told why they
+    /// cannot be joined.
+    fn obey_orders(self: &Arc<Self>, backend: &Arc<Backend>) {
+        let forwarding = Arc::downgrade(self);
+        let of_backend = Arc::downgrade(backend);
+        let obey = move || {
+            let (Some(forwarding), Some(backend)) = (forwarding.upgrade(), of_backend.upgrade())
+            else {
+                return false;
+            };
+            forwarding.obey(&backend)
+        };
+        backend.when_it_changes(obey);
+        // An order may have come before.
+        self.obey(backend);
+    }
+
+    /// Returns whether it still leads to `backend`.
+    fn obey(&self, backend: &Arc<Backend>) -> bool {
+        let mut current = lock(&self.options);
+        if !self.record.is_led_to(backend) {
+            return false;
+        }
+        let is_paused = !backend.takes_clients();
+        if current.is_paused != is_paused {
+            current.is_paused = is_paused;
+            self.forward.change(current.clone());
+        }
+        true
+    }
+
+    /// Goes wherever the name of the server leads now.
+    fn follow(&self) {
+        let terms = self.record.service.terms();
+        let mut current = lock(&self.options);
+        if let (Ok((backend, _)), Ok(options)) = (what(&terms), options(&terms, &self.listening))
+            && options.server != current.server
+        {
+            *current = options;
+            self.record.leads_to(current.server, backend);
+            self.forward.change(current.clone());
         }
     }
 
@@ -96,26 +155,18 @@ impl Forwarding {
     }
 }
 
-/// Follows the server wherever its name leads.
-async fn follow(forwarding: Weak<Forwarding>, mut leads_to: SocketAddr) {
+async fn follow(forwarding: Weak<Forwarding>) {
     loop {
         tokio::time::sleep(FOLLOW_EVERY).await;
         let Some(forwarding) = forwarding.upgrade() else {
             return;
         };
-        let terms = forwarding.service.terms();
-        if let Ok(options) = options(&terms, &forwarding.listening)
-            && options.server != leads_to
-        {
-            leads_to = options.server;
-            forwarding.forward.change(options);
-        }
+        forwarding.follow();
     }
 }
 
-/// What to forward, or what needs sockets.
-fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, String> {
-    let plan = &terms.plan;
+/// The only backend that terms lead to, with its plan, or what needs sockets.
+fn what(terms: &Terms) -> Result<(&Arc<Backend>, Arc<BackendPlan>), String> {
     let [
         Route {
             destination: Destination::Backend { backend, .. },
@@ -126,9 +177,16 @@ fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, St
         return Err(MANY.into());
     };
     let backend_plan = backend.plan();
-    if let Some(why) = needs_sockets(plan, &[&*backend_plan]) {
-        return Err(why);
+    match needs_sockets(&terms.plan, &[&*backend_plan]) {
+        Some(why) => Err(why),
+        None => Ok((backend, backend_plan)),
     }
+}
+
+/// What to forward, or what needs sockets.
+fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, String> {
+    let plan = &terms.plan;
+    let (backend, backend_plan) = what(terms)?;
     let addresses = backend.addresses();
     let mut addresses = addresses.iter().filter_map(SocketAddress::inet);
     let server = addresses
@@ -141,6 +199,7 @@ fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, St
     set_keep_alive(&mut options, plan.peer_timeouts.keepalive);
     options.user_timeout = plan.peer_timeouts.user_timeout.time();
     options.bypass_firewall = plan.bypass_firewall;
+    options.is_paused = !backend.takes_clients();
     Ok(options)
 }
 
@@ -218,25 +277,74 @@ pub(crate) fn needs_sockets(listener: &ListenerPlan, backends: &[&BackendPlan]) 
     found.map(|(_, what)| format!("backend {} {what}", backend.name))
 }
 
-/// Counts and logs the connections. It holds a permit for each that is open, so that whoever waits for the last
-/// connection of the process waits for these, too.
+/// Counts and logs the connections.
 struct Record {
     service: Arc<Service>,
-    permits: Mutex<Vec<ConnectionPermit>>,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    /// The last backend that connections were led to.
+    backend: Weak<Backend>,
+    by_server: HashMap<SocketAddr, OfServer>,
+}
+
+/// The open connections to one address.
+#[derive(Default)]
+struct OfServer {
+    /// One for each, so that whoever waits for the last connection of the process waits for these, too.
+    permits: Vec<ConnectionPermit>,
+    flows: Option<Flows>,
 }
 
 impl Record {
+    /// Connections to this address belong to the only server of `backend` from now on.
+    fn leads_to(&self, server: SocketAddr, backend: &Arc<Backend>) {
+        let mut open = lock(&self.open);
+        open.backend = Arc::downgrade(backend);
+        open.by_server
+            .retain(|known, of_server| *known == server || !of_server.permits.is_empty());
+        let of_server = open.by_server.entry(server).or_default();
+        of_server.belong_to(backend.flows());
+    }
+
+    fn is_led_to(&self, backend: &Arc<Backend>) -> bool {
+        std::ptr::eq(lock(&self.open).backend.as_ptr(), Arc::as_ptr(backend))
+    }
+
     fn take(&self, event: ForwardEvent) {
         let service = &self.service;
         match event {
-            ForwardEvent::Counted { open, begun } => {
+            ForwardEvent::Counted {
+                server,
+                open,
+                begun,
+            } => {
                 service.counts.accepted.fetch_add(begun, Ordering::Relaxed);
-                // Each change is complete.
-                let mut permits = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
-                permits.resize_with(open, || service.connection_limit.acquire_beyond_limit());
+                let mut all = lock(&self.open);
+                let of_server = all.by_server.entry(server).or_default();
+                let permit = || service.connection_limit.acquire_beyond_limit();
+                of_server.permits.resize_with(open, permit);
+                if let Some(flows) = &mut of_server.flows {
+                    flows.count(open, begun);
+                }
             }
             ForwardEvent::Ended(one) => ended(service, &one),
             _ => {}
+        }
+    }
+}
+
+impl OfServer {
+    /// The server at this address may be another one than before.
+    fn belong_to(&mut self, flows: Option<Flows>) {
+        if !(self.flows.as_ref().zip(flows.as_ref())).is_some_and(|(before, now)| before.is_of(now))
+        {
+            self.flows = flows;
+            if let Some(flows) = &mut self.flows {
+                flows.count(self.permits.len(), 0);
+            }
         }
     }
 }
@@ -278,4 +386,9 @@ fn ended(service: &Service, one: &Forwarded) {
         outcome: one.end.to_string(),
         duration_ms: Entry::milliseconds(one.lasted),
     });
+}
+
+/// Each change is complete before anything can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -51,6 +51,7 @@ mod relay;
 mod resource_limit;
 mod roster;
 mod sections;
+mod server_args;
 mod service;
 mod session_args;
 mod sessions;
@@ -159,6 +160,22 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             command::kill(&args).map(|()| Ended::Well)
         }
         Command::Top(args) => command::top(args, signals, diagnostics).map(|()| Ended::Well),
+        Command::Backends(args) => {
+            signals.leave_to_default()?;
+            command::backends(&args).map(|()| Ended::Well)
+        }
+        Command::Drain(args) => {
+            signals.leave_to_default()?;
+            command::drain(&args).map(|()| Ended::Well)
+        }
+        Command::Undrain(args) => {
+            signals.leave_to_default()?;
+            command::undrain(&args).map(|()| Ended::Well)
+        }
+        Command::Weigh(args) => {
+            signals.leave_to_default()?;
+            command::weigh(&args).map(|()| Ended::Well)
+        }
         Command::Check(args) => {
             signals.leave_to_default()?;
             check::run(&args).map(|()| Ended::Well)

@@ -155,10 +155,12 @@ pub(crate) struct BackendPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerPlan {
     pub(crate) address: ServerAddress,
-    /// From 1 to 256.
+    /// Up to [`WEIGHT_MOST`](crate::server_args::WEIGHT_MOST); with 0 it gets no new clients.
     pub(crate) weight: u16,
     /// Used only if no other server is left.
     pub(crate) backup: bool,
+    /// It gets no new clients until an operator wants it to, or the configuration changes.
+    pub(crate) disabled: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -289,6 +291,7 @@ impl BackendPlan {
                 address: ServerAddress::Address(address),
                 weight: 1,
                 backup: false,
+                disabled: false,
             }],
             health: None,
             connect_timeout,

@@ -35,6 +35,7 @@ use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::refusal::WrongUsage;
 use crate::resource_limit::raise_descriptor_limit;
+use crate::service::Process;
 use crate::signal::{Request, Signals};
 use crate::worker::Worker;
 
@@ -164,7 +165,7 @@ pub(crate) fn run(
     deployment.apply(plan, || progress.running(), || Ok(()))?;
     let named = configuration.as_ref().map(|it| it.path.clone());
     let facts = Arc::new(Facts::new(command, named));
-    let admin = open_admin_socket(&plan.control, &facts, &sender);
+    let admin = open_admin_socket(&plan.control, &facts, &deployment.process, &sender);
     let mut running = Running {
         drain_timeout: plan.drain_timeout,
         control: plan.control.clone(),
@@ -219,13 +220,28 @@ pub(crate) fn run(
 fn open_admin_socket(
     control: &ControlArgs,
     facts: &Arc<Facts>,
+    process: &Arc<Process>,
     sender: &Sender<Event>,
 ) -> Option<AdminSocket> {
-    let sender = sender.clone();
-    let ask = move |question| drop(sender.send(Event::Asked(question)));
+    let (sender, process) = (sender.clone(), Arc::clone(process));
+    let ask = move |question: admin::Question| match at_once(&process, &question) {
+        // Nobody receives if the client has gone away.
+        Some(answer) => drop(question.answer.send(answer)),
+        None => drop(sender.send(Event::Asked(question))),
+    };
     AdminSocket::open(control, Arc::clone(facts), ask)
         .inspect_err(admin::warn_unreachable)
         .ok()
+}
+
+/// The answer to what concerns the backends. It does not wait for the main thread, which may wait for the names of a
+/// reload.
+fn at_once(process: &Process, question: &admin::Question) -> Option<Result<Value>> {
+    match &question.request {
+        admin::Request::Backends => Some(Ok(json!({ "backends": process.backends.told() }))),
+        admin::Request::Order(order) => Some(process.backends.obey(order, &question.by)),
+        _ => None,
+    }
 }
 
 /// The limit on connections of all listeners together, if each has one.
@@ -279,9 +295,8 @@ impl Running {
                         admin::Request::Listeners => {
                             Ok(json!({ "listeners": self.deployment.listeners_told() }))
                         }
-                        admin::Request::Backends => {
-                            Ok(json!({ "backends": self.deployment.backends_told() }))
-                        }
+                        // They have been answered at once.
+                        admin::Request::Backends | admin::Request::Order(_) => continue,
                         admin::Request::Sessions(about) => {
                             self.deployment.process.sessions.answer(&about)
                         }
@@ -296,12 +311,11 @@ impl Running {
         }
     }
 
-    /// Ends a session.
     fn status(&self) -> Value {
         json!({
             "connections": self.deployment.process.connections.count(),
             "listeners": self.deployment.listeners_told(),
-            "backends": self.deployment.backends_told(),
+            "backends": self.deployment.process.backends.told(),
         })
     }
 

@@ -50,11 +50,12 @@ impl Roster {
         }
     }
 
-    /// Closes every connection, those to come included.
-    pub(crate) fn cut(&self) {
+    /// Closes every connection, those to come included. Returns how many there are.
+    pub(crate) fn cut(&self) -> usize {
         let seats = self.lock();
         self.cut.store(true, Ordering::Relaxed);
         seats.iter().for_each(|(_, taken)| taken.waker.close());
+        seats.len()
     }
 
     /// Closes the connections that have taken a seat, those that are not joined as soon as they are. Those to

@@ -412,7 +412,7 @@ const ASK_EXIT_STATUS: Section = Section {
         Entry::Item("0", "done"),
         Entry::Item(
             "1",
-            "there is no such process that this user may ask, or it refuses what is asked",
+            "there is no such process that this user may ask, it refuses what is asked, or the time to wait is over",
         ),
         Entry::Item("2", "wrong usage"),
     ],
@@ -430,8 +430,8 @@ const TOP_EXIT_STATUS: Section = Section {
 const ASK_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
-        "'spliced status', 'spliced sessions', 'spliced top', 'spliced kill' and 'spliced reload' reach the processes of the \
-         user who runs them and those whose group has been given with --control-group. Root reaches those of every user, also with \
+        "'spliced status', 'backends', 'drain', 'undrain', 'weigh', 'sessions', 'top', 'kill' and 'reload' reach the processes of \
+         the user who runs them and those whose group has been given with --control-group. Root reaches those of every user, also with \
          another root directory and in other namespaces.",
     )],
 };

@@ -9,7 +9,7 @@ use splice::{Address, EngineChoice, EngineName, Limits, Options};
 use splice_route::{Conditions, DestinationRule};
 
 use crate::access_log::AccessLog;
-use crate::backend::{Backend, Control};
+use crate::backend::{Backend, Backends, Control};
 use crate::client_limit::ClientLimit;
 use crate::connection_limit::ConnectionLimit;
 use crate::plan::ListenerPlan;
@@ -25,6 +25,7 @@ pub(crate) struct Process {
     /// Connections that the end of the process cut short.
     pub(crate) cut_short: AtomicU64,
     pub(crate) control: Control,
+    pub(crate) backends: Backends,
     /// Counts the connections of all listeners.
     pub(crate) connections: Arc<ConnectionLimit>,
     pub(crate) sessions: Arc<Sessions>,
@@ -38,6 +39,7 @@ impl Process {
             next_id: AtomicU64::new(0),
             cut_short: AtomicU64::new(0),
             control: Control::default(),
+            backends: Backends::default(),
             connections: ConnectionLimit::none(),
             sessions: Arc::default(),
         })

@@ -8,11 +8,11 @@ use std::process::{Command, Output};
 
 use netlab::{Scratch, present, program};
 
-const COMMANDS: [&str; 15] = [
-    "relay", "run", "check", "reload", "status", "sessions", "kill", "top", "echo", "mesh",
-    "adopt", "bypass", "doctor", "matrix", "trace",
+const COMMANDS: [&str; 19] = [
+    "relay", "run", "check", "reload", "status", "sessions", "kill", "top", "backends", "drain",
+    "undrain", "weigh", "echo", "mesh", "adopt", "bypass", "doctor", "matrix", "trace",
 ];
-const PAGES: [&str; 16] = [
+const PAGES: [&str; 20] = [
     "spliced",
     "spliced-relay",
     "spliced-run",
@@ -22,6 +22,10 @@ const PAGES: [&str; 16] = [
     "spliced-sessions",
     "spliced-kill",
     "spliced-top",
+    "spliced-backends",
+    "spliced-drain",
+    "spliced-undrain",
+    "spliced-weigh",
     "spliced-echo",
     "spliced-mesh",
     "spliced-adopt",

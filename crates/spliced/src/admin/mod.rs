@@ -32,9 +32,10 @@ pub(crate) use self::client::{Answer, Failure, ask};
 pub(crate) use self::control_socket::ControlSocket;
 pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
-pub(crate) use self::routes::RELOAD_WITHIN;
+pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server};
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
+use crate::backend::Order;
 use crate::sessions::About;
 
 /// What a client asks of the main thread.
@@ -45,6 +46,8 @@ pub(crate) enum Request {
     Listeners,
     Backends,
     Sessions(About),
+    /// About a server of a backend.
+    Order(Order),
     Reload,
 }
 
@@ -52,5 +55,7 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) request: Request,
+    /// Who asks, in words.
+    pub(crate) by: String,
     pub(crate) answer: oneshot::Sender<Result<Value>>,
 }

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use hyper::{Method, StatusCode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::Request;
 use super::refusal::Refusal;
+use crate::backend::{Act, Order};
+use crate::server_args::WEIGHT_MOST;
 use crate::session_args::SessionFilter;
 use crate::sessions::About;
 
@@ -16,13 +19,22 @@ const TOLD_WITHIN: Duration = Duration::from_secs(30);
 /// How long a reload may take: it may have to load the engines.
 pub(crate) const RELOAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// The part of a path that stands for a number.
-const PARAMETER: &str = "ID";
+/// A word in capitals in a path stands for any text; this one for a number.
+const NUMBER: &str = "ID";
+
+/// What a part of a path cannot have as it is, so that addresses stay readable.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'.')
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b':')
+    .remove(b'[')
+    .remove(b']');
 
 /// What a path stands for.
 #[derive(Debug)]
 pub(super) struct Route {
-    /// It may end in [`PARAMETER`].
+    /// It may have words in capitals.
     path: &'static str,
     pub(super) method: Method,
     action: Action,
@@ -39,19 +51,22 @@ enum Action {
     Index,
     /// What is known of the process, whatever its main thread does.
     Process,
-    /// The main thread.
-    Ask(Request),
-    /// The same, of those that the query takes.
-    AskFor(fn(Vec<SessionFilter>) -> Request),
-    /// The same, of the one in the path.
-    AskOf(fn(u64) -> Request),
+    /// The process.
+    Ask(fn(Given<'_>) -> Result<Request, Refusal>),
+}
+
+/// What a client has given beside the method and the fixed parts of the path.
+struct Given<'a> {
+    /// What the path has for each word in capitals, in their order.
+    words: Vec<String>,
+    query: Option<&'a str>,
 }
 
 /// An entry of the table, and what a client asks for with it.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) route: &'static Route,
-    /// As in the table, with its number.
+    /// As in the table, with what the client has in the place of words in capitals.
     pub(super) path: String,
     pub(super) asked: Asked,
 }
@@ -75,11 +90,27 @@ const fn reading(path: &'static str, action: Action, about: &'static str) -> Rou
     }
 }
 
+const fn changing(
+    method: Method,
+    path: &'static str,
+    action: Action,
+    about: &'static str,
+) -> Route {
+    Route {
+        path,
+        method,
+        action,
+        changes: true,
+        within: TOLD_WITHIN,
+        about,
+    }
+}
+
 pub(super) const ROUTES: &[Route] = &[
     reading("/v1", Action::Index, "the paths that there are"),
     reading(
         "/v1/status",
-        Action::Ask(Request::Status),
+        Action::Ask(|_| Ok(Request::Status)),
         "process, listeners and backends",
     ),
     reading(
@@ -89,52 +120,128 @@ pub(super) const ROUTES: &[Route] = &[
     ),
     reading(
         "/v1/listeners",
-        Action::Ask(Request::Listeners),
+        Action::Ask(|_| Ok(Request::Listeners)),
         "listeners with their addresses and counts",
     ),
     reading(
         "/v1/backends",
-        Action::Ask(Request::Backends),
+        Action::Ask(|_| Ok(Request::Backends)),
         "backends and the state of their servers",
     ),
     reading(
+        "/v1/backends/BACKEND/servers/SERVER",
+        Action::Ask(|given| given.order(Act::Tell)),
+        "one server",
+    ),
+    changing(
+        Method::POST,
+        "/v1/backends/BACKEND/servers/SERVER/drain",
+        Action::Ask(|given| given.order(Act::Drain)),
+        "the server gets no new clients; those that it has go on",
+    ),
+    changing(
+        Method::POST,
+        "/v1/backends/BACKEND/servers/SERVER/undrain",
+        Action::Ask(|given| given.order(Act::Undrain)),
+        "the server gets clients again",
+    ),
+    changing(
+        Method::PUT,
+        "/v1/backends/BACKEND/servers/SERVER/weight",
+        Action::Ask(|given| {
+            let weight = given.weight()?;
+            given.order(Act::Weigh(weight))
+        }),
+        "sets the weight of the server to that of the query: ?weight=N",
+    ),
+    reading(
         "/v1/sessions",
-        Action::AskFor(|filters| Request::Sessions(About::All(filters))),
+        Action::Ask(|given| Ok(Request::Sessions(About::All(filters(given.query)?)))),
         "live sessions; those that a query such as ?engine=copy takes",
     ),
     reading(
         "/v1/sessions/ID",
-        Action::AskOf(|id| Request::Sessions(About::One(id))),
+        Action::Ask(|given| Ok(Request::Sessions(About::One(given.number())))),
         "one live session",
     ),
-    Route {
-        path: "/v1/sessions/ID",
-        method: Method::DELETE,
-        action: Action::AskOf(|id| Request::Sessions(About::Kill(id))),
-        changes: true,
-        within: TOLD_WITHIN,
-        about: "ends a session: both peers get a reset",
-    },
+    changing(
+        Method::DELETE,
+        "/v1/sessions/ID",
+        Action::Ask(|given| Ok(Request::Sessions(About::Kill(given.number())))),
+        "ends a session: both peers get a reset",
+    ),
     Route {
         path: "/v1/reload",
         method: Method::POST,
-        action: Action::Ask(Request::Reload),
+        action: Action::Ask(|_| Ok(Request::Reload)),
         changes: true,
         within: RELOAD_WITHIN,
         about: "reads the configuration again",
     },
 ];
 
-impl Route {
-    /// The number in `path`, or 0 if it needs none; `None` if the entry is not for that path.
-    fn number_in(&self, path: &str) -> Option<u64> {
-        let Some(stem) = self.path.strip_suffix(PARAMETER) else {
-            return (self.path == path).then_some(0);
+/// The path of a server, where [`ROUTES`] has names in capitals, and of what is done with it if that is not empty.
+pub(crate) fn path_of_server(backend: &str, server: &str, what: &str) -> String {
+    let [backend, server] = [backend, server].map(|name| utf8_percent_encode(name, ENCODED));
+    let path = format!("/v1/backends/{backend}/servers/{server}/{what}");
+    path.trim_end_matches('/').into()
+}
+
+impl Given<'_> {
+    /// The only number in the path.
+    fn number(&self) -> u64 {
+        // Nothing but a number takes its place.
+        let mut numbers = self.words.iter().filter_map(|word| word.parse().ok());
+        numbers.next().unwrap_or_default()
+    }
+
+    /// About the backend and the server in the path.
+    fn order(self, act: Act) -> Result<Request, Refusal> {
+        let mut names = self.words.into_iter();
+        Ok(Request::Order(Order {
+            backend: names.next().unwrap_or_default(),
+            server: names.next().unwrap_or_default(),
+            act,
+        }))
+    }
+
+    /// `weight` of the query, which has nothing else.
+    fn weight(&self) -> Result<u32, Refusal> {
+        let mut pairs = form_urlencoded::parse(self.query.unwrap_or_default().as_bytes());
+        let weight = match (pairs.next(), pairs.next()) {
+            (Some((name, value)), None) if name == "weight" => value.parse().ok(),
+            _ => None,
         };
-        let text = path.strip_prefix(stem)?;
-        let number: u64 = text.parse().ok()?;
-        // A number has one spelling, so that the log has the path as it was asked for.
-        (number.to_string() == text).then_some(number)
+        let weight = weight.filter(|weight| *weight <= u32::from(WEIGHT_MOST));
+        weight.ok_or_else(|| {
+            let why = format!("the query is not ?weight=N with a number from 0 to {WEIGHT_MOST}");
+            Refusal::new(StatusCode::BAD_REQUEST, why)
+        })
+    }
+}
+
+impl Route {
+    /// What `path` has for the words in capitals; `None` if the entry is not for that path.
+    fn words_in(&self, path: &str) -> Option<Vec<String>> {
+        let mut words = Vec::new();
+        let mut parts = path.split('/');
+        for own in self.path.split('/') {
+            let part = parts.next()?;
+            if own.is_empty() || own.contains(|letter: char| !letter.is_ascii_uppercase()) {
+                if own != part {
+                    return None;
+                }
+                continue;
+            }
+            let word = percent_decode_str(part).decode_utf8().ok()?;
+            // A number has one spelling, so that the log has the path as it was asked for.
+            let is_number = || word.parse().is_ok_and(|it: u64| it.to_string() == part);
+            if part.is_empty() || own == NUMBER && !is_number() {
+                return None;
+            }
+            words.push(word.into_owned());
+        }
+        parts.next().is_none().then_some(words)
     }
 }
 
@@ -145,8 +252,8 @@ impl Route {
 pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<Found, Refusal> {
     let of_path = ROUTES
         .iter()
-        .filter_map(|route| Some((route, route.number_in(path)?)));
-    let of_path: Vec<_> = of_path.collect();
+        .filter_map(|route| Some((route, route.words_in(path)?)));
+    let mut of_path: Vec<_> = of_path.collect();
     if of_path.is_empty() {
         return Err(Refusal::new(
             StatusCode::NOT_FOUND,
@@ -158,7 +265,7 @@ pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<F
         Method::HEAD => &Method::GET,
         _ => method,
     };
-    let Some(&(route, number)) = of_path.iter().find(|(route, _)| *asked == route.method) else {
+    let Some(place) = of_path.iter().position(|(route, _)| *asked == route.method) else {
         let methods = of_path.iter().map(|(route, _)| route.method.as_str());
         let methods: Vec<_> = methods.collect();
         let sentence = format!(
@@ -168,12 +275,11 @@ pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<F
         let allow = methods.join(", ").replace("GET", "GET, HEAD");
         return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, sentence).allowing(allow));
     };
+    let (route, words) = of_path.swap_remove(place);
     let asked = match &route.action {
         Action::Index => Asked::Index,
         Action::Process => Asked::Process,
-        Action::Ask(request) => Asked::Main(request.clone()),
-        Action::AskFor(request) => Asked::Main(request(filters(query)?)),
-        Action::AskOf(request) => Asked::Main(request(number)),
+        Action::Ask(request) => Asked::Main(request(Given { words, query })?),
     };
     Ok(Found {
         route,
@@ -209,8 +315,11 @@ mod tests {
     #[test]
     fn a_request_is_found_by_method_and_path() {
         for route in ROUTES {
-            let path = route.path.replace(PARAMETER, "7");
-            assert_eq!(refused(route.method.clone(), &path), None);
+            let path = ["ID", "BACKEND", "SERVER"]
+                .iter()
+                .fold(route.path.to_owned(), |path, word| path.replace(word, "7"));
+            let query = Some("weight=7").filter(|_| route.method == Method::PUT);
+            find(&route.method, &path, query).expect("it is found");
             let is_read = route.method == Method::GET;
             assert_eq!(is_read, !route.changes, "{path}");
             if is_read {
@@ -232,6 +341,12 @@ mod tests {
             "/v1/sessions/-1",
             "/v1/sessions/7/",
             "/v1/sessions/18446744073709551616",
+            "/v1/backends/b",
+            "/v1/backends//servers/x",
+            "/v1/backends/b/servers/",
+            "/v1/backends/b/servers/x/y",
+            "/v1/backends/b/servers/%FF",
+            "/v1/backends/b/listeners/x",
         ] {
             assert_eq!(refused(Method::GET, path), Some(StatusCode::NOT_FOUND));
         }
@@ -281,6 +396,30 @@ mod tests {
         let query = |query| asked(Method::GET, "/v1/sessions", query);
         assert_eq!(query(None), about(About::All(Vec::new())));
         assert_eq!(query(Some("")), about(About::All(Vec::new())));
+        for name in ["[::1]:80", "unix:/a b/%2F", "x", "ü?#"] {
+            let path = path_of_server("b/c", name, "weight");
+            let order = Order {
+                backend: "b/c".into(),
+                server: name.into(),
+                act: Act::Weigh(256),
+            };
+            assert_eq!(
+                asked(Method::PUT, &path, Some("weight=256")),
+                Ok(Request::Order(order))
+            );
+        }
+        for query in [
+            None,
+            Some("weight=257"),
+            Some("weight=-1"),
+            Some("weight=1&x=1"),
+        ] {
+            asked(Method::PUT, &path_of_server("b", "x", "weight"), query).expect_err("refused");
+        }
+        assert_eq!(
+            path_of_server("b", "[::1]:80", ""),
+            "/v1/backends/b/servers/[::1]:80"
+        );
         let filter = |name, value| SessionFilter::new(name, value).expect("a filter");
         assert_eq!(
             query(Some("engine=copy&client=%5B%3A%3A1%5D:80")),

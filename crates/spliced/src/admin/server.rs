@@ -32,6 +32,7 @@ use super::refusal::Refusal;
 use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
 use super::{Question, Request};
+use crate::backend::NoServer;
 use crate::sessions::NoSession;
 
 /// How long a client may take for a header, for a body, or until its next request.
@@ -233,8 +234,12 @@ impl Conversation {
         path: &str,
         request: Request,
     ) -> Result<(Value, Share), Refusal> {
-        if let (true, Ok(peer)) = (route.changes, &self.peer) {
-            tracing::info!("{} {path} was asked for by {peer}", route.method);
+        let by = self
+            .peer
+            .as_ref()
+            .map_or_else(Clone::clone, Peer::to_string);
+        if route.changes {
+            tracing::info!("{} {path} was asked for by {by}", route.method);
         }
         self.waits.store(true, Ordering::Relaxed);
         let answered = timeout(route.within, async {
@@ -246,6 +251,7 @@ impl Conversation {
             let (sender, answer) = oneshot::channel();
             (self.shared.ask)(Question {
                 request,
+                by,
                 answer: sender,
             });
             answer.await.map(|answer| (answer, share))
@@ -255,7 +261,7 @@ impl Conversation {
         match answered {
             Ok(Ok((Ok(value), share))) => Ok((value, share)),
             Ok(Ok((Err(error), _))) => {
-                let status = match error.is::<NoSession>() {
+                let status = match error.is::<NoSession>() || error.is::<NoServer>() {
                     true => StatusCode::NOT_FOUND,
                     false => StatusCode::UNPROCESSABLE_ENTITY,
                 };

@@ -32,9 +32,14 @@ where
     pub(crate) fn open(self, control: &ControlArgs) -> (Arc<Facts>, Option<AdminSocket>) {
         let facts = Arc::new(Facts::new("relay", None));
         let of_process = Arc::clone(&facts);
-        let ask = move |Question { request, answer }: Question| {
+        let ask = move |Question {
+                            request, answer, ..
+                        }: Question| {
             let told = match request {
                 Request::Sessions(about) => return (self.ask)(&Survey::new(about, answer)),
+                Request::Order(_) => Err(anyhow!(
+                    "a relay of datagrams, SEQPACKET or VSOCK takes no orders about its target; stop the process instead"
+                )),
                 Request::Reload => Err(anyhow!("there is no configuration to read again")),
                 Request::Listeners => Ok(json!({ "listeners": self.listeners() })),
                 Request::Backends => Ok(json!({ "backends": self.backends(&of_process) })),

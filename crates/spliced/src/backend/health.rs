@@ -26,6 +26,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::plan::HealthPlan;
+
 /// How long traffic takes a server out for the first time: as `fail_timeout` of nginx.
 const OUT_FIRST: Duration = Duration::from_secs(10);
 
@@ -106,6 +108,16 @@ pub(super) enum State {
 pub(super) enum Change {
     WentDown,
     CameUp,
+}
+
+impl Thresholds {
+    pub(super) fn of(plan: Option<&HealthPlan>) -> Self {
+        Self {
+            rise: plan.map_or(1, |plan| plan.rise),
+            fall: plan.map_or(FALL, |plan| plan.fall),
+            has_checks: plan.is_some(),
+        }
+    }
 }
 
 impl Health {
@@ -274,6 +286,12 @@ impl Health {
             }
         }
         Some(time)
+    }
+
+    /// It gets clients again, after it got none for another reason than its health.
+    pub(super) fn starts_again(&mut self, now: Instant) {
+        self.settle(now);
+        self.back_since = Some(now);
     }
 
     /// The share of its weight that a server has within its slow start, in hundredths.

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task;
 use std::time::{Duration, Instant};
 
@@ -131,7 +130,45 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.server.open.fetch_sub(1, Ordering::Release);
+        self.server.leave(&self.backend.name, 1);
         self.backend.queue.call_next();
+    }
+}
+
+/// The connections at one server that have no socket here, which it counts until this is dropped.
+pub(crate) struct Flows {
+    server: Arc<Server>,
+    backend: Arc<Backend>,
+    open: u32,
+}
+
+impl Flows {
+    pub(super) fn new(server: Arc<Server>, backend: Arc<Backend>) -> Self {
+        Self {
+            server,
+            backend,
+            open: 0,
+        }
+    }
+
+    /// Whether both are of the same server.
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.server, &other.server)
+    }
+
+    /// So many are open now, and so many have begun since the last time.
+    pub(crate) fn count(&mut self, open: usize, begun: u64) {
+        let open = u32::try_from(open).unwrap_or(u32::MAX);
+        self.server.enter(open.saturating_sub(self.open), begun);
+        if let Some(fewer @ 1..) = self.open.checked_sub(open) {
+            self.server.leave(&self.backend.name, fewer);
+        }
+        self.open = open;
+    }
+}
+
+impl Drop for Flows {
+    fn drop(&mut self) {
+        self.count(0, 0);
     }
 }

@@ -4,14 +4,19 @@ mod check;
 mod client_names;
 mod client_reports;
 mod control;
+mod drain;
 mod health;
+mod history;
 mod hosts;
 mod lease;
 mod maglev;
+mod order;
 mod own_connection;
 mod pool;
 mod probe;
 mod queue;
+mod register;
+mod removal;
 mod resolution;
 mod resolver;
 mod server;
@@ -20,7 +25,6 @@ mod turns;
 mod watch;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -33,15 +37,17 @@ use splice_route::Arrival;
 use self::client_reports::ClientReports;
 pub(crate) use self::control::Control;
 use self::health::Cause;
-pub(crate) use self::lease::Lease;
+pub(crate) use self::lease::{Flows, Lease};
+pub(crate) use self::order::{Act, NoServer, Order};
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
 use self::queue::Queue;
 pub(crate) use self::queue::Ticket;
+pub(crate) use self::register::Backends;
 pub(crate) use self::resolution::Resolution;
 use self::server::Server;
 use crate::outgoing::Outgoing;
-use crate::plan::{BackendPlan, OnRemove, ServerAddress, ServerPlan};
+use crate::plan::{BackendPlan, ServerAddress, ServerPlan};
 use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::socket_address::SocketAddress;
 use crate::target::Target;
@@ -59,14 +65,21 @@ pub(crate) struct Backend {
     listening: Mutex<Vec<SocketAddress>>,
     /// The names whose SRV records are asked for.
     srv_names: Mutex<Vec<String>>,
+    /// Who is told when an order has changed which servers get clients, until they return false.
+    followers: Mutex<Vec<Follower>>,
     pub(crate) queue: Arc<Queue>,
 }
+
+/// Returns whether it goes on following.
+type Follower = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// A new plan for a backend, with everything that could fail already done.
 pub(crate) struct Change {
     plan: Arc<BackendPlan>,
     /// Servers that are new.
     added: Vec<Arc<Server>>,
+    /// Former ones that still have connections.
+    returning: Vec<Arc<Server>>,
 }
 
 pub(crate) enum Pick {
@@ -94,6 +107,7 @@ impl Backend {
             shortage: RateLimitedWarning::default(),
             listening: Mutex::default(),
             srv_names: Mutex::default(),
+            followers: Mutex::default(),
             queue: Arc::default(),
         });
         let deadline = Instant::now() + plan.connect_timeout;
@@ -118,7 +132,7 @@ impl Backend {
             }
         };
         let at_most = deadline.saturating_duration_since(Instant::now());
-        let server = Server::new(address, None, server.weight, server.backup, plan, at_most)?;
+        let server = Server::new(address, None, server, plan, at_most)?;
         self.take_in(server, plan);
         Ok(())
     }
@@ -141,27 +155,28 @@ impl Backend {
     /// If an address cannot be used, or a thread cannot be started.
     pub(crate) fn prepare(&self, plan: &Arc<BackendPlan>) -> Result<Change> {
         let deadline = Instant::now() + plan.connect_timeout;
-        let mut added = Vec::new();
+        let (mut added, mut returning) = (Vec::new(), Vec::new());
         for server in &plan.servers {
             let ServerAddress::Address(address) = &server.address else {
                 continue;
             };
-            if self.find(&address.to_string()).is_some() {
+            let name = address.to_string();
+            if self.find(&name).is_some() {
+                continue;
+            }
+            if let Some(server) = self.find_former(&name) {
+                returning.push(server);
                 continue;
             }
             let at_most = deadline.saturating_duration_since(Instant::now());
-            let (address, weight) = (address.clone(), server.weight);
-            added.push(Server::new(
-                address,
-                None,
-                weight,
-                server.backup,
-                plan,
-                at_most,
-            )?);
+            added.push(Server::new(address.clone(), None, server, plan, at_most)?);
         }
         let plan = Arc::clone(plan);
-        Ok(Change { plan, added })
+        Ok(Change {
+            plan,
+            added,
+            returning,
+        })
     }
 
     /// The targets of its servers after `change`.
@@ -169,24 +184,38 @@ impl Backend {
         let pool = self.pool();
         let stays =
             |server: &&Arc<Server>| change.is_none_or(|change| !is_gone(&change.plan, server));
-        let added = change.iter().flat_map(|change| &change.added);
+        let added = change
+            .iter()
+            .flat_map(|change| change.added.iter().chain(&change.returning));
         let servers = pool.servers().filter(stays).chain(added);
         servers.map(|server| Arc::clone(&server.target)).collect()
     }
 
     /// A reload: servers that stay keep their connections, counts and health.
     pub(crate) fn update(self: &Arc<Self>, change: Change) {
-        let Change { plan, added } = change;
+        let Change {
+            plan,
+            added,
+            returning,
+        } = change;
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&plan);
         // Before others go, so that there is always one to choose.
         for server in added {
             self.take_in(server, &plan);
         }
+        for server in returning {
+            self.take_back(&server, &plan);
+        }
+        self.return_all();
         for server in &plan.servers {
             let address = match &server.address {
                 ServerAddress::Address(address) => address.to_string(),
                 ServerAddress::Srv(name) => {
                     srv::watch(self, name);
+                    let servers: Vec<_> = self.pool().servers().cloned().collect();
+                    for known in servers.iter().filter(|known| known.srv() == Some(name)) {
+                        self.configure(known, server.disabled);
+                    }
                     continue;
                 }
             };
@@ -194,6 +223,7 @@ impl Backend {
                 continue;
             };
             known.change(server.weight, server.backup);
+            self.configure(&known, server.disabled);
         }
         // Those of SRV names, too.
         let servers: Vec<_> = self.pool().servers().cloned().collect();
@@ -212,6 +242,13 @@ impl Backend {
     /// The records of the SRV name `srv` are these servers now.
     fn take_srv(self: &Arc<Self>, srv: &str, servers: &[ServerPlan]) {
         let plan = self.plan();
+        let is_this =
+            |server: &&ServerPlan| matches!(&server.address, ServerAddress::Srv(it) if it == srv);
+        let disabled = plan
+            .servers
+            .iter()
+            .find(is_this)
+            .is_some_and(|it| it.disabled);
         let address = |server: &ServerPlan| match &server.address {
             ServerAddress::Address(address) => Some(address.clone()),
             ServerAddress::Srv(_) => None,
@@ -230,9 +267,17 @@ impl Backend {
                 }
                 Some(_) => {}
                 None => {
+                    if let Some(former) = self.find_former(&address.to_string()) {
+                        self.take_back(&former, &plan);
+                        former.change(server.weight, server.backup);
+                        continue;
+                    }
                     let at_most = deadline.saturating_duration_since(Instant::now());
-                    let (weight, backup) = (server.weight, server.backup);
-                    match Server::new(address, Some(srv), weight, backup, &plan, at_most) {
+                    let server = ServerPlan {
+                        disabled,
+                        ..server.clone()
+                    };
+                    match Server::new(address, Some(srv), &server, &plan, at_most) {
                         Ok(server) => self.take_in(server, &plan),
                         Err(error) => tracing::warn!("backend {}: {error:#}", self.name),
                     }
@@ -245,49 +290,6 @@ impl Backend {
         self.remove(is_gone, plan.on_remove);
         self.pool().weigh_again();
         self.queue.call_next();
-    }
-
-    /// Removes the servers that `gone` confirms.
-    fn remove(&self, gone: impl Fn(&Server) -> bool, on_remove: OnRemove) {
-        let removed = self.pool().remove(gone);
-        for server in removed {
-            server.remove();
-            tracing::info!(
-                "backend {}: server {} was removed",
-                self.name,
-                server.name()
-            );
-            self.cut_in_time(&server, on_remove);
-        }
-    }
-
-    fn cut_in_time(&self, server: &Server, on_remove: OnRemove) {
-        match on_remove {
-            OnRemove::Reset => server.roster.cut(),
-            OnRemove::Drain(time) => {
-                // Without connections there is nobody to cut, and nothing to keep.
-                let roster = Arc::downgrade(&server.roster);
-                self.control.spawn(async move {
-                    tokio::time::sleep(time).await;
-                    if let Some(roster) = roster.upgrade() {
-                        roster.cut();
-                    }
-                });
-            }
-        }
-    }
-
-    /// No route leads here any more. Connections that were accepted before still may: a client that is
-    /// slow to say where it wants to go must not suffer from a new name of a backend.
-    pub(crate) fn retire(&self) {
-        let on_remove = self.plan().on_remove;
-        tracing::info!("backend {} was removed", self.name);
-        if on_remove == OnRemove::Reset {
-            return self.remove(|_| true, on_remove);
-        }
-        for server in self.pool().servers() {
-            self.cut_in_time(server, on_remove);
-        }
     }
 
     fn find(&self, name: &str) -> Option<Arc<Server>> {
@@ -323,6 +325,16 @@ impl Backend {
             .iter()
             .flat_map(|server| server.target.last_known().to_vec())
             .collect()
+    }
+
+    /// Counts connections at its only server that have no sockets here; `None` if there are several.
+    pub(crate) fn flows(self: &Arc<Self>) -> Option<Flows> {
+        let pool = self.pool();
+        let only = pool
+            .servers()
+            .next()
+            .filter(|_| pool.servers().count() == 1)?;
+        Some(Flows::new(Arc::clone(only), Arc::clone(self)))
     }
 
     /// The server at `address` does not answer, and whoever noticed cannot try another address.
@@ -390,8 +402,7 @@ impl Backend {
         let index = pool.choose(&plan, &free, key, now);
         let server = Arc::clone(pool.server(index));
         // Counted under the lock, so that nobody gets the same place.
-        server.open.fetch_add(1, Ordering::Relaxed);
-        server.total.fetch_add(1, Ordering::Relaxed);
+        server.enter(1, 1);
         if let Some(ticket) = ticket {
             ticket.served();
             if usable.iter().any(|index| pool.has_room(*index, most)) {
@@ -459,11 +470,14 @@ impl Backend {
     }
 
     pub(crate) fn snapshot(&self) -> Value {
-        let pool = self.pool();
+        let servers: Vec<_> = {
+            let pool = self.pool();
+            pool.servers().cloned().chain(pool.former()).collect()
+        };
         json!({
             "name": self.name,
             "queued": self.queue.len(),
-            "servers": pool.servers().map(|server| server.snapshot()).collect::<Vec<_>>(),
+            "servers": servers.iter().map(|server| server.snapshot()).collect::<Vec<_>>(),
         })
     }
 

@@ -1,7 +1,7 @@
 //! The servers of a backend: which are usable, and whose turn it is.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::health::{State, leaves_enough};
@@ -13,6 +13,8 @@ use crate::target::Prospect;
 #[derive(Default)]
 pub(super) struct Pool {
     entries: Vec<Entry>,
+    /// Those that were removed, as long as somebody has them.
+    former: Vec<Weak<Server>>,
     /// For consistent hashing: the table, and the servers that it was made for.
     table: Option<(Vec<Arc<Server>>, Maglev)>,
 }
@@ -57,7 +59,22 @@ impl Pool {
     pub(super) fn remove(&mut self, gone: impl Fn(&Server) -> bool) -> Vec<Arc<Server>> {
         self.table = None;
         let gone = self.entries.extract_if(.., |entry| gone(&entry.server));
-        gone.map(|entry| entry.server).collect()
+        let gone: Vec<_> = gone.map(|entry| entry.server).collect();
+        self.former.retain(|server| server.strong_count() > 0);
+        self.former.extend(gone.iter().map(Arc::downgrade));
+        gone
+    }
+
+    /// Those that were removed and still have connections.
+    pub(super) fn former(&self) -> impl Iterator<Item = Arc<Server>> {
+        let alive = self.former.iter().filter_map(Weak::upgrade);
+        alive.filter(|server| server.open() > 0)
+    }
+
+    /// A server that was removed has come back, or another one has taken its place.
+    pub(super) fn forget_former(&mut self, name: &str) {
+        self.former
+            .retain(|server| server.upgrade().is_some_and(|it| it.name() != name));
     }
 
     /// Weights may have changed.
@@ -76,26 +93,31 @@ impl Pool {
     /// How many servers a connection may still try.
     pub(super) fn others(&self, tried: &Tried, now: Instant) -> usize {
         self.servers()
-            .filter(|server| !tried.has(server) && server.is_up(now))
+            .filter(|server| !tried.has(server) && server.takes_clients() && server.is_up(now))
             .count()
     }
 
     /// Whether traffic may take `server` out.
     pub(super) fn may_take_out(&self, server: &Arc<Server>, now: Instant) -> bool {
         let mut is_here = false;
-        let (mut up_others, mut out) = (0, 0);
+        // Others that get no clients count neither way.
+        let (mut up_others, mut out, mut servers) = (0, 0, 1);
         for other in self.servers() {
             if Arc::ptr_eq(other, server) {
                 is_here = true;
                 continue;
             }
+            if !other.takes_clients() {
+                continue;
+            }
+            servers += 1;
             match other.state(now) {
                 State::Up if other.target.prospect() == Prospect::Good => up_others += 1,
                 State::Out(_) => out += 1,
                 State::Up | State::Down => {}
             }
         }
-        is_here && leaves_enough(up_others, out, self.entries.len())
+        is_here && leaves_enough(up_others, out, servers)
     }
 
     /// The servers to choose from: those that are up; if there is none, the backups that are. Those that
@@ -106,7 +128,7 @@ impl Pool {
             entries
                 .filter(|(_, entry)| {
                     let server = &entry.server;
-                    condition(server) && !tried.has(server)
+                    server.takes_clients() && condition(server) && !tried.has(server)
                 })
                 .map(|(index, _)| index)
                 .collect()
@@ -134,9 +156,27 @@ impl Pool {
     }
 
     pub(super) fn why_none(&self) -> String {
+        let (mut drained, mut weightless) = (0, 0);
+        for server in self.servers().filter(|server| !server.takes_clients()) {
+            match server.is_drained() {
+                true => drained += 1,
+                false => weightless += 1,
+            }
+        }
+        let count = self.entries.len();
         match &self.entries[..] {
             [] => "its servers are not known yet".into(),
+            [_] if drained == 1 => "its server is drained".into(),
+            [_] if weightless == 1 => "its server has the weight 0".into(),
             [only] if only.server.target.addresses().is_empty() => only.server.target.why_nowhere(),
+            _ if drained == count => format!("all {count} servers are drained"),
+            _ if weightless == count => format!("all {count} servers have the weight 0"),
+            _ if drained + weightless == count => {
+                format!(
+                    "of {count} servers, {drained} are drained and {weightless} have the weight 0"
+                )
+            }
+            _ if drained > 0 => format!("no server is up, and {drained} of {count} are drained"),
             _ => "no server is up".into(),
         }
     }

@@ -8,8 +8,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::health::{Cause, Change, FALL, Health, State, Thresholds};
-use crate::plan::{BackendPlan, HealthPlan};
+use super::drain::{By, Drain};
+use super::health::{Cause, Change, Health, State, Thresholds};
+use super::history::{History, wall_clock};
+use crate::plan::{BackendPlan, ServerPlan};
 use crate::roster::Roster;
 use crate::target::Target;
 
@@ -22,9 +24,11 @@ pub(crate) struct Server {
     srv: Option<String>,
     pub(super) target: Arc<Target>,
     weight: AtomicU32,
+    /// What the plan or a SRV record says, which an order may have changed.
+    planned_weight: AtomicU32,
     is_backup: AtomicBool,
-    pub(super) open: AtomicU32,
-    pub(super) total: AtomicU64,
+    open: AtomicU32,
+    total: AtomicU64,
     failed_checks: AtomicU64,
     failed_connections: AtomicU64,
     early_resets: AtomicU64,
@@ -33,6 +37,11 @@ pub(crate) struct Server {
     /// What this host lacked when it could not be connected to at last, until it can.
     shortage: Mutex<Option<String>>,
     pub(super) roster: Arc<Roster>,
+    drain: Mutex<Drain>,
+    /// As `drain` has it, for those who pick a server.
+    is_drained: AtomicBool,
+    /// It is told when it is empty.
+    is_awaited: AtomicBool,
     removed: AtomicBool,
     checks_changed: Arc<Notify>,
     /// A task checks it.
@@ -42,36 +51,58 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// As `server` has it, but at `address`, which `srv` may have named.
     pub(super) fn new(
         address: splice::Address,
         srv: Option<&str>,
-        weight: u16,
-        is_backup: bool,
+        server: &ServerPlan,
         plan: &BackendPlan,
         at_most: Duration,
     ) -> Result<Arc<Self>> {
+        let name = address.to_string();
+        let target = Target::new(address, at_most)?;
+        let health = Health::new(Thresholds::of(plan.health.as_ref()));
+        let drain = Drain::new(server.disabled, Instant::now());
+        let (weight, is_backup) = (server.weight.into(), server.backup);
+        let srv = srv.map(Into::into);
+        let server = Self::of(name.into(), srv, target, (weight, is_backup), health, drain);
+        Ok(Arc::new(server))
+    }
+
+    fn of(
+        name: Arc<str>,
+        srv: Option<String>,
+        target: Arc<Target>,
+        (weight, is_backup): (u32, bool),
+        health: Health,
+        drain: Drain,
+    ) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        Ok(Arc::new(Self {
+        Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            name: address.to_string().into(),
-            srv: srv.map(Into::into),
-            target: Target::new(address, at_most)?,
-            weight: AtomicU32::new(weight.into()),
+            name,
+            srv,
+            target,
+            weight: AtomicU32::new(weight),
+            planned_weight: AtomicU32::new(weight),
             is_backup: AtomicBool::new(is_backup),
             open: AtomicU32::new(0),
             total: AtomicU64::new(0),
             failed_checks: AtomicU64::new(0),
             failed_connections: AtomicU64::new(0),
             early_resets: AtomicU64::new(0),
-            health: Mutex::new(Health::new(thresholds(plan.health.as_ref()))),
+            health: Mutex::new(health),
             history: Mutex::new(History::new()),
             shortage: Mutex::default(),
             roster: Arc::default(),
+            is_drained: AtomicBool::new(drain.is_drained()),
+            is_awaited: AtomicBool::new(drain.is_drained()),
+            drain: Mutex::new(drain),
             removed: AtomicBool::new(false),
             checks_changed: Arc::default(),
             watched: AtomicBool::new(false),
             probed: AtomicBool::new(false),
-        }))
+        }
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -99,18 +130,96 @@ impl Server {
     }
 
     pub(super) fn open(&self) -> u32 {
-        self.open.load(Ordering::Relaxed)
+        // Pairs with `is_awaited`: whoever drains it sees the last connection, or the last connection that it is awaited.
+        self.open.load(Ordering::SeqCst)
     }
 
-    /// A reload or a SRV record has changed what is said of it.
+    /// Whether new clients may come, as far as orders and the configuration go.
+    pub(super) fn takes_clients(&self) -> bool {
+        !self.is_drained() && self.weight() > 0
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.is_drained.load(Ordering::Relaxed)
+    }
+
+    /// `open` connections more, and `begun` that have begun.
+    pub(super) fn enter(&self, open: u32, begun: u64) {
+        self.open.fetch_add(open, Ordering::SeqCst);
+        self.total.fetch_add(begun, Ordering::Relaxed);
+    }
+
+    /// `count` connections fewer.
+    pub(super) fn leave(&self, backend: &str, count: u32) {
+        let before = self.open.fetch_sub(count, Ordering::SeqCst);
+        if before == count && self.is_awaited.load(Ordering::SeqCst) {
+            self.tell_if_empty(backend);
+        }
+    }
+
+    /// A reload or a SRV record has changed what is said of it. Orders stand until then.
     pub(super) fn change(&self, weight: u16, is_backup: bool) {
-        self.weight.store(weight.into(), Ordering::Relaxed);
+        let weight = weight.into();
+        if self.planned_weight.swap(weight, Ordering::Relaxed) != weight {
+            self.set_weight(weight);
+        }
         self.is_backup.store(is_backup, Ordering::Relaxed);
+    }
+
+    /// Returns what it was.
+    pub(super) fn set_weight(&self, weight: u32) -> u32 {
+        let before = self.weight.swap(weight, Ordering::Relaxed);
+        if before == 0 && weight > 0 {
+            lock(&self.health).starts_again(Instant::now());
+        }
+        before
+    }
+
+    /// Returns whether it served before. Whoever calls this looks whether it is empty afterwards.
+    pub(super) fn drain(&self, by: By) -> bool {
+        let mut drain = lock(&self.drain);
+        let has_served = drain.drain(by, Instant::now());
+        self.show(&drain);
+        has_served
+    }
+
+    /// Returns whether it was drained.
+    pub(super) fn undrain(&self) -> bool {
+        let mut drain = lock(&self.drain);
+        let was_drained = drain.undrain();
+        if was_drained {
+            lock(&self.health).starts_again(Instant::now());
+        }
+        self.show(&drain);
+        was_drained
+    }
+
+    /// As [`Drain::configure`].
+    pub(super) fn configure(&self, is_disabled: bool) -> Option<bool> {
+        lock(&self.drain).configure(is_disabled)
+    }
+
+    /// What others read without the lock.
+    fn show(&self, drain: &Drain) {
+        let is_drained = drain.is_drained();
+        self.is_drained.store(is_drained, Ordering::Relaxed);
+        let is_awaited = is_drained || drain.is_leaving();
+        self.is_awaited.store(is_awaited, Ordering::SeqCst);
+    }
+
+    /// Says so if its last connection has ended.
+    pub(super) fn tell_if_empty(&self, backend: &str) {
+        let mut drain = lock(&self.drain);
+        if self.open() == 0
+            && let Some(emptied) = drain.emptied(Instant::now())
+        {
+            tracing::info!("backend {backend}: server {} {emptied}", self.name);
+        }
     }
 
     /// A reload has changed the plan.
     pub(super) fn change_checks(&self, plan: &BackendPlan) {
-        lock(&self.health).set_thresholds(thresholds(plan.health.as_ref()));
+        lock(&self.health).set_thresholds(Thresholds::of(plan.health.as_ref()));
         self.checks_changed.notify_one();
     }
 
@@ -119,8 +228,61 @@ impl Server {
         Arc::clone(&self.checks_changed)
     }
 
+    /// Its connections, for the log.
+    pub(super) fn left(&self) -> String {
+        match self.open() {
+            0 => String::new(),
+            1 => "; 1 connection goes on".into(),
+            count => format!("; {count} connections go on"),
+        }
+    }
+
+    /// Nobody checks it any more.
     pub(super) fn remove(&self) {
         self.removed.store(true, Ordering::Relaxed);
+    }
+
+    /// It is no longer in the configuration, or its backend is not. Returns what [`cut`](Self::cut) is called with.
+    pub(super) fn begin_to_leave(&self) -> Instant {
+        let mut drain = lock(&self.drain);
+        let since = drain.leave(Instant::now());
+        self.show(&drain);
+        since
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        lock(&self.drain).is_leaving()
+    }
+
+    /// Cuts its connections, if it still leaves since `then`. Returns how many there were.
+    pub(super) fn cut(&self, then: Instant) -> usize {
+        let drain = lock(&self.drain);
+        match drain.is_over(then) {
+            true => self.roster.cut(),
+            false => 0,
+        }
+    }
+
+    /// A reload brings it back: the same server, or if its connections have been cut, one that begins anew in its
+    /// place.
+    pub(super) fn come_back(self: &Arc<Self>) -> Arc<Self> {
+        let mut drain = lock(&self.drain);
+        if self.roster.is_cut() {
+            let mut drain = drain.clone();
+            drain.come_back();
+            return Arc::new(Self::of(
+                self.shared_name(),
+                self.srv.clone(),
+                Arc::clone(&self.target),
+                (self.weight(), self.is_backup()),
+                lock(&self.health).clone(),
+                drain,
+            ));
+        }
+        drain.come_back();
+        self.show(&drain);
+        self.removed.store(false, Ordering::Relaxed);
+        Arc::clone(self)
     }
 
     /// Whether a task checks it. Says how it was before.
@@ -253,10 +415,20 @@ impl Server {
         };
         let addresses = self.target.last_known();
         let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        let open = self.open();
+        let (away, is_drained, is_leaving) = {
+            let drain = lock(&self.drain);
+            (
+                drain.away(open == 0),
+                drain.is_drained(),
+                drain.is_leaving(),
+            )
+        };
         let history = lock(&self.history);
         let mut since = since.unwrap_or(history.made);
-        let (word, out_seconds, why) = match state {
+        let (mut word, out_seconds, mut why) = match state {
             State::Up if addresses.is_empty() => ("unresolved", 0, Some(self.target.why_nowhere())),
+            State::Up if self.weight() == 0 => ("weight 0", 0, None),
             State::Up if has_checks => ("up", 0, None),
             State::Up => ("not checked", 0, None),
             State::Down => {
@@ -268,6 +440,19 @@ impl Server {
                 ("out", seconds, Some(history.why_out.clone()))
             }
         };
+        if let Some(away) = away {
+            // What is wrong with it, too: it may be about to serve again.
+            why = Some(match why {
+                Some(why) => format!("{}; {word}: {why}", away.why),
+                None => away.why,
+            });
+            since = away.since;
+            word = match open {
+                0 if away.is_disabled => "disabled",
+                0 => "drained",
+                _ => "draining",
+            };
+        }
         let last_error = history.last_error.as_ref().map(|(at, why)| {
             json!({
                 "time": wall_clock(*at, clocks),
@@ -291,7 +476,9 @@ impl Server {
             "out_seconds": out_seconds,
             "backup": self.is_backup(),
             "weight": self.weight(),
-            "connections": self.open(),
+            "drained": is_drained,
+            "removed": is_leaving,
+            "connections": open,
             "total": self.total.load(Ordering::Relaxed),
             "failures": checks + connections + resets,
             "failed_checks": checks,
@@ -301,52 +488,11 @@ impl Server {
     }
 }
 
-/// What an operator wants to know of a server that is not up.
-struct History {
-    made: Instant,
-    down_since: Instant,
-    why_down: String,
-    why_out: String,
-    last_error: Option<(Instant, String)>,
-}
-
-impl History {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self {
-            made: now,
-            down_since: now,
-            why_down: String::new(),
-            why_out: String::new(),
-            last_error: None,
-        }
-    }
-
-    fn failed(&mut self, why: &str) {
-        self.last_error = Some((Instant::now(), why.into()));
-    }
-}
-
-/// The time of day at `then`, as it is shown; `now` is by both clocks.
-fn wall_clock(then: Instant, now: (Instant, SystemTime)) -> String {
-    let ago = now.0.saturating_duration_since(then);
-    let at = now.1.checked_sub(ago);
-    humantime::format_rfc3339_millis(at.unwrap_or(SystemTime::UNIX_EPOCH)).to_string()
-}
-
 /// How often something has happened, in words.
 pub(super) fn in_a_row(count: u16) -> String {
     match count {
         1 => String::new(),
         count => format!(", {count} times in a row"),
-    }
-}
-
-fn thresholds(plan: Option<&HealthPlan>) -> Thresholds {
-    Thresholds {
-        rise: plan.map_or(1, |plan| plan.rise),
-        fall: plan.map_or(FALL, |plan| plan.fall),
-        has_checks: plan.is_some(),
     }
 }
 

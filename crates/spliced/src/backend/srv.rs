@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::{Backend, lock, resolver};
 use crate::plan::{ServerAddress, ServerPlan};
+use crate::server_args::WEIGHT_MOST;
 
 /// An answer is kept at least so long, however short its time to live: a busy name server is not asked more
 /// often by one proxy than by a person who reloads a page.
@@ -20,9 +21,6 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// The answers that are taken at once. Each has a thread, since getaddrinfo(3) blocks.
 static TAKING: Semaphore = Semaphore::const_new(16);
-
-/// Servers from SRV records have a weight from 0 to 65535, ours one from 1 to 256.
-const WEIGHT_MOST: u16 = 256;
 
 /// Starts the task that asks for the records of `name` and keeps the servers of `backend` up to them, unless
 /// there is one.
@@ -137,8 +135,10 @@ pub(crate) async fn ask(name: &str) -> Result<(Vec<ServerPlan>, Instant), String
             host: srv.target.to_utf8().trim_end_matches('.').into(),
             port: srv.port,
         }),
+        // 0 in a record is the smallest share, and not none (RFC 2782).
         weight: srv.weight.clamp(1, WEIGHT_MOST),
         backup: srv.priority > first,
+        disabled: false,
     });
     Ok((servers.collect(), answer.valid_until()))
 }

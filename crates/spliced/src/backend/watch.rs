@@ -32,13 +32,11 @@ async fn run(backend: Weak<Backend>, server: Weak<Server>) {
             let (Some(backend), Some(server)) = (backend.upgrade(), server.upgrade()) else {
                 return;
             };
-            if server.is_removed() {
-                return;
-            }
             let plan = backend.plan();
-            let Some(health) = &plan.health else {
+            let Some(health) = plan.health.as_ref().filter(|_| !server.is_removed()) else {
                 server.set_watched(false);
-                if backend.plan().health.is_some() && !server.set_watched(true) {
+                let is_wanted = backend.plan().health.is_some() && !server.is_removed();
+                if is_wanted && !server.set_watched(true) {
                     // A reload that has just come relies on this task.
                     continue;
                 }

@@ -1,14 +1,19 @@
 //! Commands that ask running processes.
 
+mod backends;
+mod drain;
 mod kill;
 mod processes;
 mod rated;
 mod reload;
+mod servers;
 mod sessions;
 mod status;
 mod table;
 mod top;
 
+pub(crate) use self::backends::run as backends;
+pub(crate) use self::drain::{drain, undrain, weigh};
 pub(crate) use self::kill::run as kill;
 pub(crate) use self::reload::run as reload;
 pub(crate) use self::sessions::run as sessions;

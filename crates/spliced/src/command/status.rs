@@ -1,13 +1,13 @@
 //! `spliced status`: processes, listeners and servers as tables or as JSON.
 
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::Value;
 
 use super::processes::{Searched, search, wait_for};
-use super::table::{Table, printable};
+use super::table::{Table, age, printable, shown};
 use crate::cli::StatusArgs;
 use crate::standard_output::print;
 
@@ -169,29 +169,9 @@ fn server(backend: &Value, server: &Value) -> Vec<String> {
     ]
 }
 
-/// How long ago this time was.
-fn age(time: &Value) -> String {
-    let then = time
-        .as_str()
-        .and_then(|it| humantime::parse_rfc3339(it).ok());
-    let age = then.and_then(|then| SystemTime::now().duration_since(then).ok());
-    age.map_or_else(
-        || "-".into(),
-        |age| humantime::format_duration(Duration::from_secs(age.as_secs())).to_string(),
-    )
-}
-
 fn rows<T>(list: &Value, of_one: impl Fn(&Value) -> Vec<T>) -> Vec<T> {
     let list = list.as_array().into_iter().flatten();
     list.flat_map(of_one).collect()
-}
-
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Null => "-".into(),
-        Value::String(text) => printable(text),
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

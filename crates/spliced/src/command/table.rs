@@ -1,9 +1,15 @@
 //! A table for people: columns as wide as what is in them.
 
 use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
 
 /// Between two columns.
 const GAP: &str = "  ";
+
+/// The most characters of a cell, except in the last column: what people name a backend or a server may be longer.
+const CELL_MOST: usize = 100;
 
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
@@ -23,9 +29,12 @@ impl Table {
 
     /// Adds a row, which has as many cells as the head.
     pub(super) fn add(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells = cells.into_iter().map(|cell| match cell.is_empty() {
+        let last = self.is_right.len() - 1;
+        let cells = cells.into_iter().enumerate();
+        let cells = cells.map(|(column, cell)| match cell.is_empty() {
             true => "-".into(),
-            false => printable(&cell),
+            false if column == last => printable(&cell),
+            false => shortened(printable(&cell)),
         });
         self.rows.push(cells.collect());
     }
@@ -52,6 +61,37 @@ impl Table {
         }
         text
     }
+}
+
+/// Leaves out the middle of what is too long: names often begin alike, or end alike.
+fn shortened(cell: String) -> String {
+    let count = cell.chars().count();
+    if count <= CELL_MOST {
+        return cell;
+    }
+    let begin = CELL_MOST * 3 / 5;
+    let head: String = cell.chars().take(begin).collect();
+    let tail = cell.chars().skip(count - (CELL_MOST - begin - 1));
+    format!("{head}…{}", tail.collect::<String>())
+}
+
+/// A field of an answer.
+pub(super) fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        Value::String(text) => printable(text),
+        other => other.to_string(),
+    }
+}
+
+/// How long ago a time of an answer is.
+pub(super) fn age(since: &Value) -> String {
+    let since = humantime::parse_rfc3339(since.as_str().unwrap_or_default()).ok();
+    let age = since.and_then(|since| SystemTime::now().duration_since(since).ok());
+    age.map_or_else(
+        || "-".into(),
+        |age| humantime::format_duration(Duration::from_secs(age.as_secs())).to_string(),
+    )
 }
 
 /// Escapes what a terminal would act on: others have written some of it.

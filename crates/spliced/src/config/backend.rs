@@ -13,6 +13,7 @@ use crate::plan::{
     BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, ProxyVersion, QueuePlan,
     ServerAddress, ServerPlan, Source,
 };
+use crate::server_args::WEIGHT_MOST;
 
 /// The most connections that wait for a server, unless the configuration says otherwise.
 const QUEUE: u32 = 1024;
@@ -218,6 +219,7 @@ fn server(value: &Value<'_>) -> Option<ServerPlan> {
             address: server_address(value)?,
             weight: 1,
             backup: false,
+            disabled: false,
         });
     }
     if !value.is_table() {
@@ -231,14 +233,16 @@ fn server(value: &Value<'_>) -> Option<ServerPlan> {
             "the server has no address; write address = \"HOST:PORT\"",
         );
     }
-    let (mut weight, mut backup) = (1, false);
-    table.set("weight", &mut weight, |value| value.number(1..=256));
+    let (mut weight, mut backup, mut disabled) = (1, false, false);
+    table.set("weight", &mut weight, |value| value.number(0..=WEIGHT_MOST));
     table.set("backup", &mut backup, Value::flag);
+    table.set("disabled", &mut disabled, Value::flag);
     table.finish();
     Some(ServerPlan {
         address: server_address(&address?)?,
         weight,
         backup,
+        disabled,
     })
 }
 

@@ -348,6 +348,7 @@ mod tests {
         ServerPlan {
             address: ServerAddress::Address(address.parse().expect("an address")),
             weight,
+            disabled: false,
             backup: false,
         }
     }

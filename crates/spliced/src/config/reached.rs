@@ -147,6 +147,7 @@ const KEYS: &[(Place, &str, &str)] = &[
     ),
     (Place::Server, "weight = 9", "weight: 9"),
     (Place::Server, "backup = true", "backup: true"),
+    (Place::Server, "disabled = true", "disabled: true"),
     (
         Place::Health,
         "tls = 'a.example'",

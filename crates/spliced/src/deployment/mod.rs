@@ -39,7 +39,6 @@ pub(crate) struct Deployment {
     workers: Vec<Worker>,
     /// By [`key`].
     listeners: BTreeMap<String, Listening>,
-    backends: BTreeMap<String, Arc<Backend>>,
     access_logs: AccessLogs,
     lock_wait: Arc<LockWait>,
     /// Listeners that were removed, and when their connections are cut. As long as one of these is left, or
@@ -87,7 +86,6 @@ impl Deployment {
             process: Process::new(),
             workers: workers.collect::<Result<_>>()?,
             listeners: BTreeMap::new(),
-            backends: BTreeMap::new(),
             access_logs: AccessLogs::default(),
             lock_wait: Arc::default(),
             draining: Vec::new(),
@@ -173,7 +171,7 @@ impl Deployment {
             backend.keep_off(&addresses);
             of_backends.insert(name, backend);
         }
-        let before = std::mem::replace(&mut self.backends, of_backends);
+        let gone = self.process.backends.replace(of_backends);
         self.access_logs.replace(access_logs);
         let keys: Vec<_> = terms.iter().map(|terms| key(&terms.plan)).collect();
         self.remove_listeners(&keys);
@@ -188,11 +186,7 @@ impl Deployment {
             }
         }
         // Only now no route leads to them.
-        for (name, backend) in before {
-            if !self.backends.contains_key(&name) {
-                backend.retire();
-            }
-        }
+        gone.iter().for_each(Backend::retire);
     }
 
     /// The addresses that a listener is bound to, or about to be.
@@ -255,8 +249,11 @@ impl Deployment {
     /// The backends, and how those that are there already will change.
     fn backends_of(&self, plan: &Plan) -> Result<PlannedBackends> {
         let backend = |plan: &Arc<crate::plan::BackendPlan>| {
-            let backend = match self.backends.get(&plan.name) {
-                Some(backend) => (Arc::clone(backend), Some(backend.prepare(plan)?)),
+            let backend = match self.process.backends.get(&plan.name) {
+                Some(backend) => {
+                    let change = backend.prepare(plan)?;
+                    (backend, Some(change))
+                }
                 None => (Backend::new(Arc::clone(plan), &self.process.control)?, None),
             };
             Ok((plan.name.clone(), backend))
@@ -454,12 +451,6 @@ impl Deployment {
             })
         };
         self.listeners.values().map(listener).collect()
-    }
-
-    /// The backends and their servers.
-    pub(crate) fn backends_told(&self) -> Value {
-        let backends = self.backends.values();
-        backends.map(|backend| backend.snapshot()).collect()
     }
 
     pub(crate) fn reopen_access_logs(&self) {

@@ -1,8 +1,10 @@
 //! The control socket in the deployments that README.md recommends, and beside clients that mean no good.
 
 mod clients;
+mod drained;
 mod kept;
 mod orders;
+mod servers;
 mod sessions;
 mod status;
 

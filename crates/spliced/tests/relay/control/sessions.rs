@@ -15,7 +15,7 @@ use crate::relay::{Relay, command, output};
 use crate::server::Server;
 
 /// Users whom no other test has: a user finds the processes of all tests that have it.
-const USERS: [u32; 2] = [65530, 65531];
+pub(super) const USERS: [u32; 3] = [65530, 65531, 65529];
 
 /// A client of `relay`, and what it has at `server`.
 pub(super) fn join(relay: &Relay, server: &Server) -> (Peer, Peer) {
@@ -167,15 +167,15 @@ fn sessions_of_a_relay_are_shown_and_ended_by_the_commands() {
 }
 
 /// Processes of a user who may ask no other ones.
-struct Several {
+pub(super) struct Several {
     user: u32,
     scratch: Scratch,
-    servers: [Server; 2],
-    relays: [Relay; 2],
+    pub(super) servers: [Server; 2],
+    pub(super) relays: [Relay; 2],
 }
 
 impl Several {
-    fn start(user: u32) -> Self {
+    pub(super) fn start(user: u32) -> Self {
         let scratch = Scratch::new("control").expect("a directory");
         for_anybody(&scratch);
         let run = scratch.path().join("run");
@@ -197,11 +197,20 @@ impl Several {
         }
     }
 
-    fn ask(&self, arguments: &[&str]) -> Output {
+    /// One more to a server that has one already.
+    pub(super) fn another(&self, number: usize) -> Relay {
+        let arguments = ["relay", "127.0.0.1:0", &self.servers[number].address];
+        let relay = Relay::spawn(&mut as_user(self.user, &self.scratch, &arguments));
+        let name = format!("run/{}.sock", relay.id());
+        answers(&self.scratch.path().join(name));
+        relay
+    }
+
+    pub(super) fn ask(&self, arguments: &[&str]) -> Output {
         output(&mut as_user(self.user, &self.scratch, arguments))
     }
 
-    fn socket(&self, number: usize) -> String {
+    pub(super) fn socket(&self, number: usize) -> String {
         let name = format!("run/{}.sock", self.relays[number].id());
         self.scratch.path().join(name).display().to_string()
     }

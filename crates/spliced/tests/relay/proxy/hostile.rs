@@ -37,7 +37,7 @@ servers = ["{}"]
 
 /// Lets this process have `wanted` descriptors beside those of other tests, if the hard limit allows it, and
 /// returns how many it may have.
-pub(super) fn allow_descriptors(wanted: u64) -> u64 {
+pub(crate) fn allow_descriptors(wanted: u64) -> u64 {
     const OTHER_TESTS: u64 = 4096;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let most = (wanted + OTHER_TESTS).min(maximum.unwrap_or(u64::MAX));

@@ -10,7 +10,7 @@ mod going_down;
 mod guards;
 mod headers;
 mod health;
-mod hostile;
+pub(crate) mod hostile;
 mod leaving;
 mod limits;
 mod peers;
@@ -20,7 +20,7 @@ mod requested;
 mod routes;
 mod sessions;
 pub(crate) mod shortage;
-mod slow_names;
+pub(crate) mod slow_names;
 mod source;
 mod srv;
 
@@ -158,7 +158,17 @@ impl Proxy {
 
     /// Changes the file, and has it read.
     pub(crate) fn reload(&self, configuration: &str) -> Output {
-        fs::write(&self.configuration, configuration).expect("written");
+        self.write(configuration);
         self.ask("reload")
+    }
+
+    /// A file in the directory of the configuration.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.configuration.with_file_name(name)
+    }
+
+    /// Changes the file.
+    pub(crate) fn write(&self, configuration: &str) {
+        fs::write(&self.configuration, configuration).expect("written");
     }
 }

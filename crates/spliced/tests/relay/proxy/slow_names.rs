@@ -28,7 +28,7 @@ const QUIET: Duration = Duration::from_millis(300);
 const SETTLED: Duration = Duration::from_secs(4);
 
 /// `spliced` for a command that runs it, with these files for names.
-pub(super) fn with_names(mut unshare: Command, scratch: &Scratch, hosts: &str) -> Command {
+pub(crate) fn with_names(mut unshare: Command, scratch: &Scratch, hosts: &str) -> Command {
     let hosts = scratch.write("hosts", hosts);
     let settings = scratch.write("resolv.conf", SETTINGS).expect("a file");
     let written = fs::metadata(&settings).and_then(|file| file.modified());

@@ -1,10 +1,9 @@
 //! All forwards of a network namespace, and the thread that looks after their connections.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Wake as _;
 use std::thread;
@@ -119,7 +118,7 @@ impl Forwards {
         let owner = Arc::new(Owner {
             options: Mutex::new(Arc::new(options)),
             on_event: Mutex::new(Some(on_event)),
-            live: AtomicUsize::new(0),
+            live: Mutex::default(),
             is_closed: AtomicBool::new(false),
             is_dropped: AtomicBool::new(false),
             way: Mutex::default(),
@@ -175,7 +174,7 @@ impl Forwards {
         let mut state = self.state();
         let owners = state.owners.clone();
         let mut events = Vec::new();
-        let mut counts = vec![(0, 0); owners.len()];
+        let mut counts = vec![BTreeMap::<_, (usize, u64)>::new(); owners.len()];
         let State {
             origins,
             raw,
@@ -218,14 +217,31 @@ impl Forwards {
                 });
             }
             if let Some(at) = owners.iter().position(|one| Arc::ptr_eq(one, &owner)) {
-                counts[at].0 += origin.live;
-                counts[at].1 += begun;
+                let count = counts[at].entry(origin.server).or_default();
+                count.0 += origin.live;
+                count.1 += begun;
             }
         }
-        for (owner, (open, begun)) in owners.into_iter().zip(counts) {
-            let before = owner.live.swap(open, Relaxed);
-            if before != 0 || open != 0 || begun != 0 {
-                events.push((owner, ForwardEvent::Counted { open, begun }));
+        for (owner, mut counts) in owners.into_iter().zip(counts) {
+            let mut live = owner.live();
+            // Another server may have the place of one whose connections are over.
+            for server in live.keys() {
+                counts.entry(*server).or_default();
+            }
+            for (server, (open, begun)) in counts {
+                let before = match (live.get(&server), open) {
+                    (None | Some(0), 0) => live.remove(&server),
+                    // None is told twice: another thread may be late to tell what it has counted before.
+                    _ => live.insert(server, open),
+                };
+                if before.is_some() || open != 0 || begun != 0 {
+                    let counted = ForwardEvent::Counted {
+                        server,
+                        open,
+                        begun,
+                    };
+                    events.push((Arc::clone(&owner), counted));
+                }
             }
         }
         drop(state);

@@ -6,7 +6,7 @@
 //!           ┌──────────────────────────────────────────────┐
 //!           │                                              ▼
 //! Forward: by sockets ◀───────────────────────────────── from the SYN on ──close──▶ closed
-//!                 something asks for the stack
+//!                 something asks for the stack, or it is paused
 //! ```
 //!
 //! A client whose SYN the program does not take gets to the listening socket, which its program keeps open all the
@@ -36,6 +36,9 @@ use self::forwards::Forwards;
 use self::owner::Owner;
 pub use self::owner::{ForwardEvent, ForwardOptions};
 use super::datapath::Datapath;
+
+/// Why connections begin with sockets for now.
+const PAUSED: &str = "forwarding is paused";
 
 /// Connections that are forwarded while this lives. Dropping it resets them.
 pub struct Forward {
@@ -73,15 +76,27 @@ impl Forward {
     }
 
     /// Goes on with other options, within a moment. Connections that there are keep their server; all else applies to
-    /// them, too.
+    /// them, too. If it is paused, no more are forwarded once this returns, and those that there are have been counted.
     pub fn change(&self, options: ForwardOptions) {
+        let is_paused = options.is_paused;
         *self
             .owner
             .options
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(options);
+        if is_paused {
+            self.stop_forwarding(PAUSED);
+        }
         self.forwards.state().looked_at = None;
         self.forwards.alarm.wake_by_ref();
+    }
+
+    fn stop_forwarding(&self, why: &str) {
+        let state = self.forwards.state();
+        self.forwards.by_sockets(&self.owner, why);
+        drop(state);
+        // Connections that have just begun count, too.
+        self.forwards.sweep(false);
     }
 
     /// Why new connections begin with sockets; `None` while they are forwarded from the SYN on.
@@ -91,18 +106,13 @@ impl Forward {
 
     /// How many connections are open or opening, as of at most 50 ms ago.
     pub fn connections(&self) -> usize {
-        self.owner.live.load(Relaxed)
+        self.owner.live().values().sum()
     }
 
     /// Forwards no more connections. Those that there are go on.
     pub fn close(&self) {
-        let state = self.forwards.state();
         self.owner.is_closed.store(true, Relaxed);
-        self.forwards
-            .by_sockets(&self.owner, "forwarding has ended");
-        drop(state);
-        // Connections that have just begun count, too.
-        self.forwards.sweep(false);
+        self.stop_forwarding("forwarding has ended");
     }
 }
 

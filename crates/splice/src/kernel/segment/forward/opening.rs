@@ -8,6 +8,7 @@ use std::task::Waker;
 
 use splice_bpf::types::{SegmentEnd, SegmentListener};
 
+use super::PAUSED;
 use super::forwards::{Forwards, State};
 use super::network::{Path, connections, needs_stack, own_ports};
 use super::origin::{Origin, mapped};
@@ -28,6 +29,10 @@ impl Forwards {
             return true;
         }
         let options = owner.options();
+        if options.is_paused {
+            self.by_sockets(owner, PAUSED);
+            return true;
+        }
         let path = match state.network.path(&options.listen, options.server) {
             Ok(path) => path,
             Err(why) => {

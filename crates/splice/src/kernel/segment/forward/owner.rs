@@ -1,8 +1,9 @@
 //! What a forward wants, and which way its new connections take.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub struct ForwardOptions {
     pub half_open: u32,
     /// Forward connections past the packet filters of this host, whatever those say.
     pub bypass_firewall: bool,
+    /// New connections begin with sockets. Those that are forwarded go on.
+    pub is_paused: bool,
 }
 
 impl ForwardOptions {
@@ -55,6 +58,7 @@ impl ForwardOptions {
             user_timeout: None,
             half_open: 256,
             bypass_firewall: false,
+            is_paused: false,
         }
     }
 }
@@ -71,8 +75,11 @@ const KEEP_ALIVE_PROBES: u32 = 9;
 pub enum ForwardEvent {
     /// One has ended.
     Ended(Forwarded),
-    /// What has changed since the last event of this kind, which comes every 50 ms while there are connections.
+    /// What has changed since the last event of this kind, which comes every 50 ms for each server while it has
+    /// connections.
     Counted {
+        /// The server.
+        server: SocketAddr,
         /// So many are open or opening now.
         open: usize,
         /// So many have begun since.
@@ -88,7 +95,8 @@ pub(super) struct Owner {
     pub(super) options: Mutex<Arc<ForwardOptions>>,
     /// Until it is dropped.
     pub(super) on_event: Mutex<Option<OnEvent>>,
-    pub(super) live: AtomicUsize,
+    /// How many connections are open or opening, for each server that has some.
+    pub(super) live: Mutex<BTreeMap<SocketAddr, usize>>,
     pub(super) is_closed: AtomicBool,
     pub(super) is_dropped: AtomicBool,
     pub(super) way: Mutex<Way>,
@@ -131,6 +139,11 @@ impl Owner {
         if let Some(on_event) = on_event {
             on_event(event);
         }
+    }
+
+    pub(super) fn live(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, usize>> {
+        // Each change leaves counts of some time.
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn on_event(&self) -> MutexGuard<'_, Option<OnEvent>> {

@@ -1,0 +1,184 @@
+//! The server that an order is about, and the process that has it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use hyper::Method;
+use serde_json::Value;
+
+use super::processes::{PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
+use crate::admin::{ControlSocket, Failure, ask, path_of_server};
+use crate::server_args::ServerArgs;
+
+/// So many servers are named to somebody who has named another one.
+const NAMED_MOST: usize = 20;
+
+/// A process, for those who have asked it.
+#[derive(Clone, Debug)]
+pub(super) struct Of {
+    process: u64,
+    socket: Arc<ControlSocket>,
+}
+
+/// A server of one backend of one process.
+pub(super) struct Place {
+    of: Of,
+    backend: String,
+    pub(super) server: String,
+}
+
+impl Of {
+    pub(super) fn new(process: u64, socket: Arc<ControlSocket>) -> Self {
+        Self { process, socket }
+    }
+
+    pub(super) fn process(&self) -> u64 {
+        self.process
+    }
+
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket.path
+    }
+}
+
+impl Place {
+    /// Asks the process to do that with the server: to tell about it, if `what` is empty.
+    pub(super) async fn ask(&self, method: Method, what: &str) -> Result<Value, Failure> {
+        let path = path_of_server(&self.backend, &self.server, what);
+        ask(&self.of.socket, method, &path, PATIENCE).await.told
+    }
+
+    /// Asks the process to change the server.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub(super) async fn order(&self, method: Method, what: &str) -> Result<()> {
+        match self.ask(method, what).await {
+            Ok(_) => Ok(()),
+            Err(failure) => bail!("{}", self.words(&failure)),
+        }
+    }
+
+    pub(super) fn words(&self, failure: &Failure) -> String {
+        words(failure, Some(self.of.socket())).unwrap_or_default()
+    }
+}
+
+/// The backends of processes, ordered by the numbers of these.
+pub(super) async fn backends_of(reached: Vec<Reached>) -> Vec<(Of, Result<Vec<Value>, Failure>)> {
+    let sockets: Vec<_> = reached.iter().map(|it| Arc::clone(&it.socket)).collect();
+    let answers = ask_all(&sockets, "/v1/backends").await;
+    let each = reached.into_iter().zip(answers).map(|(reached, answer)| {
+        let process = reached.process()["pid"].as_u64().unwrap_or_default();
+        let told = answer.told;
+        let list = told.and_then(|mut told| match told.get_mut("backends").map(Value::take) {
+            Some(Value::Array(list)) => Ok(list),
+            _ => Err(Failure::Told(
+                "it answers in another way than this version of spliced expects; use the version that runs".into(),
+            )),
+        });
+        (Of::new(process, reached.socket), list)
+    });
+    each.collect()
+}
+
+/// Where the server is that `args` name: in one process, or in those that run one configuration.
+///
+/// # Errors
+/// If no process has it, it is not clear which one is meant, or that is not known.
+pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
+    let (server, which) = (&args.server, &args.which);
+    let Searched {
+        mut reached,
+        silent: mut not_known,
+    } = search(which, "/v1/process").await?;
+    // One that is ending leaves the orders to those that serve.
+    if reached.iter().any(|reached| !reached.drains()) {
+        reached.retain(|reached| !reached.drains());
+    }
+    let (mut places, mut others) = (Vec::new(), Vec::new());
+    for (of, answer) in backends_of(reached).await {
+        let backends = match answer {
+            Ok(backends) => backends,
+            // A process that has ended has no servers.
+            Err(failure) => {
+                match (words(&failure, None), of.socket.is_anothers()) {
+                    (Some(why), true) => leave_out(&why),
+                    (why, _) => not_known.extend(why),
+                }
+                continue;
+            }
+        };
+        let mut having = Vec::new();
+        for backend in &backends {
+            let name = backend["name"].as_str().unwrap_or_default();
+            if args.backend.as_ref().is_some_and(|wanted| wanted != name) {
+                continue;
+            }
+            let servers = backend["servers"].as_array().into_iter().flatten();
+            let names = servers.filter_map(|server| server["server"].as_str());
+            let (same, different): (Vec<_>, Vec<_>) = names.partition(|name| name == server);
+            others.extend(different.into_iter().map(str::to_owned));
+            if !same.is_empty() {
+                having.push(name);
+            }
+        }
+        if having.len() > 1 {
+            bail!(
+                "the backends {} have a server {server} each; choose with --backend",
+                having.join(", ")
+            );
+        }
+        places.extend(having.into_iter().map(|backend| Place {
+            of: of.clone(),
+            backend: backend.into(),
+            server: server.clone(),
+        }));
+    }
+    if !not_known.is_empty() {
+        bail!(
+            "{}; it may have a server {server}, so choose with --config or --control",
+            not_known.join("; ")
+        );
+    }
+    match &places[..] {
+        [] => bail!("{}", no_server(args, others)),
+        [_, _, ..] if which.config.is_none() => {
+            let named = places.iter().map(|place| {
+                let of = &place.of;
+                format!("process {} ({})", of.process, of.socket().display())
+            });
+            bail!(
+                "{} have a server {server} each; choose with --config or --control",
+                named.collect::<Vec<_>>().join(", ")
+            )
+        }
+        _ => Ok(places),
+    }
+}
+
+fn no_server(args: &ServerArgs, mut others: Vec<String>) -> String {
+    let of_backend = match &args.backend {
+        Some(backend) => format!(" of a backend {backend}"),
+        None => String::new(),
+    };
+    others.sort();
+    others.dedup();
+    let more = match others.len().saturating_sub(NAMED_MOST) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    others.truncate(NAMED_MOST);
+    match others.is_empty() {
+        true => format!(
+            "there is no server {}{of_backend}, nor another one there; see 'spliced backends'",
+            args.server
+        ),
+        false => format!(
+            "there is no server {}{of_backend}; there are {}{more}",
+            args.server,
+            others.join(", ")
+        ),
+    }
+}
