@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -171,6 +172,35 @@ fn false_sockets_of_other_users_are_left_out_of_orders() {
     }
     near.expect_reset();
     far.expect_reset();
+}
+
+/// Each takes descriptors of the command.
+#[test]
+fn no_more_sockets_of_another_user_are_asked_than_a_command_can_hold() {
+    if !available(Need::Root) {
+        return;
+    }
+    const OTHER: u32 = 65523;
+    let home = Home::new(65524);
+    let theirs = home.scratch.path().join("theirs");
+    fs::create_dir(&theirs).expect("made");
+    chown(&theirs, Some(OTHER), Some(home.user)).expect("given away");
+    fs::set_permissions(&theirs, Permissions::from_mode(0o710)).expect("set");
+    let sockets = (0..300).map(|number| {
+        let path = theirs.join(number.to_string());
+        let bound = format!("{}.spliced-0123abcd", path.display());
+        let socket = UnixListener::bind(&bound).expect("bound");
+        fs::set_permissions(&bound, Permissions::from_mode(0o666)).expect("set");
+        chown(&bound, Some(OTHER), None).expect("given away");
+        fs::hard_link(bound, path).expect("linked");
+        socket
+    });
+    let sockets: Vec<_> = sockets.collect();
+    let asked = home.ask(&["status"]);
+    let told = String::from_utf8_lossy(&asked.stderr);
+    let of_other = format!("belongs to user {OTHER}, and a process of user 0 answers there");
+    assert_eq!(told.matches(&of_other).count(), 256, "{told}");
+    drop(sockets);
 }
 
 #[test]
