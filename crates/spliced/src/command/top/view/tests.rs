@@ -192,7 +192,11 @@ fn text_of_others_cannot_act_on_the_terminal() {
             let is_safe = |one: char| !one.is_control() && one != '\u{202e}';
             assert!(cell.symbol().chars().all(is_safe), "{:?}", cell.symbol());
         }
-        assert!(lines(&buffer).iter().any(|line| line.contains("[2J")));
+        let lines = lines(&buffer);
+        assert!(
+            lines.iter().any(|line| line.contains("\\u{1b}[2J")),
+            "{lines:?}"
+        );
     }
 }
 
