@@ -84,13 +84,16 @@ impl Forwarding {
         let applied = what(terms).and_then(|(backend, _)| {
             let mut current = lock(&self.options);
             *current = options(terms, &self.listening)?;
+            let is_known = self.record.is_led_to(backend);
             self.record.leads_to(current.server, backend);
             self.forward.change(current.clone());
-            Ok(backend)
+            Ok((backend, is_known))
         });
         match applied {
-            Ok(backend) => {
-                self.obey_orders(backend);
+            Ok((backend, is_known)) => {
+                if !is_known {
+                    self.obey_orders(backend);
+                }
                 true
             }
             Err(why) => {

@@ -164,7 +164,7 @@ impl Backend {
             if self.find(&name).is_some() {
                 continue;
             }
-            if let Some(server) = self.find_former(&name) {
+            if let Some(server) = self.find_returning(&name, None) {
                 returning.push(server);
                 continue;
             }
@@ -267,7 +267,7 @@ impl Backend {
                 }
                 Some(_) => {}
                 None => {
-                    if let Some(former) = self.find_former(&address.to_string()) {
+                    if let Some(former) = self.find_returning(&address.to_string(), Some(srv)) {
                         self.take_back(&former, &plan);
                         former.change(server.weight, server.backup);
                         continue;

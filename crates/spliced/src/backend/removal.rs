@@ -105,6 +105,12 @@ impl Backend {
         pool.forget_former(server.name());
     }
 
+    /// A former server that still has connections, and that the records of `srv` have named; `None`: that has had an
+    /// address of its own.
+    pub(super) fn find_returning(&self, name: &str, srv: Option<&str>) -> Option<Arc<Server>> {
+        self.find_former(name).filter(|server| server.srv() == srv)
+    }
+
     /// A former server that still has connections.
     pub(super) fn find_former(&self, name: &str) -> Option<Arc<Server>> {
         let pool = lock(&self.pool);
