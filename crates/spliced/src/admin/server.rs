@@ -4,8 +4,8 @@
 
 use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use rustix::process::geteuid;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::answers::{Answers, Share};
@@ -37,6 +38,9 @@ use crate::sessions::NoSession;
 
 /// How long a client may take for a header, for a body, or until its next request.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the end of the process waits for the last answers to be sent.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// How long a client may stay.
 const STAY_WITHIN: Duration = Duration::from_secs(180);
@@ -143,6 +147,17 @@ impl Server {
         });
         self.shared.clients.can_leave(&waits, task.abort_handle());
         Ok(())
+    }
+
+    /// Sends what has been answered so far. The order to end the last session may end the process.
+    pub(super) fn finish(&self) {
+        let (sender, sent) = mpsc::channel();
+        self.runtime.spawn(async move {
+            // The tasks that have an answer come before this one.
+            yield_now().await;
+            let _ = sender.send(());
+        });
+        let _ = sent.recv_timeout(LAST_ANSWERS);
     }
 }
 

@@ -38,6 +38,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// waiting
 /// ```
 pub(crate) struct AdminSocket {
+    server: Arc<Server>,
     held: Vec<Arc<Mutex<Held>>>,
 }
 
@@ -70,8 +71,10 @@ impl AdminSocket {
         facts: Arc<Facts>,
         ask: impl Fn(Question) + Send + Sync + 'static,
     ) -> Result<Self> {
-        let server = Arc::new(Server::start(facts, ask)?);
-        let mut socket = Self { held: Vec::new() };
+        let mut socket = Self {
+            server: Arc::new(Server::start(facts, ask)?),
+            held: Vec::new(),
+        };
         let places = match &control.control {
             Some(path) => vec![Place::given(path)?],
             None => Place::of_this_user(),
@@ -80,25 +83,25 @@ impl AdminSocket {
             group: control.control_group,
             reads_only: false,
         };
-        socket.add(places, access, &server)?;
+        socket.add(places, access)?;
         if let Some(path) = &control.control_read {
             let access = Access {
                 group: control.control_read_group,
                 reads_only: true,
             };
-            socket.add(vec![Place::given(path)?], access, &server)?;
+            socket.add(vec![Place::given(path)?], access)?;
         }
         Ok(socket)
     }
 
-    fn add(&mut self, places: Vec<Place>, access: Access, server: &Arc<Server>) -> Result<()> {
+    fn add(&mut self, places: Vec<Place>, access: Access) -> Result<()> {
         let held = Arc::new(Mutex::new(Held::NotYet));
         let opening = Opening {
             places,
             access,
             held: Arc::clone(&held),
         };
-        let server = Arc::clone(server);
+        let server = Arc::clone(&self.server);
         thread::Builder::new()
             .name("admin".into())
             .spawn(move || {
@@ -128,6 +131,7 @@ impl Drop for AdminSocket {
         for held in &self.held {
             *lock(held) = Held::NoMore;
         }
+        self.server.finish();
     }
 }
 

@@ -147,7 +147,7 @@ fn sessions_of_datagrams_are_shown_and_ended() {
 }
 
 #[test]
-fn a_relay_of_datagrams_that_drains_still_answers() {
+fn a_relay_of_datagrams_answers_up_to_its_end() {
     let control = Control::new();
     let target = socket("127.0.0.1:0");
     let address = format!("udp:{}", target.local_addr().expect("its address"));
@@ -178,6 +178,9 @@ fn a_relay_of_datagrams_that_drains_still_answers() {
         assert_eq!(control.sessions("").len(), 2);
         control.kill(&json!(1));
         assert_eq!(control.only()["id"], 2);
+        // The relay ends along with it, and answers.
+        let killed = output(command(&["kill", "2"]).args(["--control", control.path()]));
+        assert!(killed.status.success(), "{killed:?}");
     });
     assert_eq!(relay.wait_end().code(), Some(0));
 }
