@@ -103,9 +103,10 @@ impl Ways {
         }
     }
 
-    /// Whether a connection over IPv6 is sent to several next hops, some of them on another device. The stack chooses by
-    /// the flow label, of which a packet that is redirected has another one than the socket's, and then sends to a next
-    /// hop of another device on this one (`bpf_redirect_neigh`, `fib6_select_path`). IPv4 chooses on the device.
+    /// Whether a connection over IPv6 is sent to several next hops, some of them on this device and some on another one.
+    /// The stack chooses by the flow label, of which a packet that is redirected has another one than the socket's, and
+    /// then sends to a next hop of another device on this one (`bpf_redirect_neigh`, `fib6_select_path`). IPv4 chooses on
+    /// the device.
     ///
     /// # Errors
     /// If netlink fails.
@@ -115,7 +116,13 @@ impl Ways {
         }
         match (self.0).devices(ends.source(), ends.peer, ends.type_of_service) {
             Err(error) if is_invalid(&error) => Ok(false),
-            devices => Ok(devices?.iter().any(|hop| *hop != device)),
+            devices => {
+                let devices = devices?;
+                // 0 may be any of them.
+                let has = |hop: &u32| devices.contains(hop);
+                let has_others = devices.iter().any(|hop| *hop != device);
+                Ok(has_others && (has(&device) || has(&0)))
+            }
         }
     }
 
@@ -377,6 +384,7 @@ mod tests {
         for (hops, is_spread) in [
             (hop(1, 8, "one"), false),
             (hop(1, 8, "one") + &hop(1, 9, "one"), false),
+            (hop(2, 8, "two") + &hop(2, 9, "two"), false),
             (hop(1, 8, "one") + &hop(2, 8, "two"), true),
             (
                 hop(1, 8, "one") + &hop(1, 9, "one") + &hop(2, 8, "two"),

@@ -208,14 +208,15 @@ impl Routing {
             None => {
                 found.outgoing = Some("has no route to its peer");
             }
+            // First: which of them the kernel names is up to a hash with a seed of its own.
+            Some(_) if ways.is_spread(ends, *device)? => {
+                found.moved = Some("is reached over several devices (ip -6 route ... nexthop)");
+            }
             Some(route) if route.device != *device => {
                 found.moved = Some("is reached over another device");
             }
             Some(route) if route.encapsulates => {
                 found.moved = Some("is reached by a route that encapsulates (ip route ... encap)");
-            }
-            Some(_) if ways.is_spread(ends, *device)? => {
-                found.moved = Some("is reached over several devices (ip -6 route ... nexthop)");
             }
             Some(route) => {
                 let redirected = ways.by(ends, *device)?;
