@@ -71,6 +71,24 @@ fn answers(socket: &Path) {
     until("it answers", || UnixStream::connect(socket).is_ok());
 }
 
+/// A relay whose target nobody listens at, and its control socket in a directory of its own.
+fn relay_to_nobody() -> (Scratch, PathBuf, Relay) {
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let relay = Relay::to("127.0.0.1:9", &["--control", path]);
+    answers(&socket);
+    (scratch, socket, relay)
+}
+
+/// `run/spliced` in an image, which belongs to its user.
+fn run_directory(image: &Path) -> PathBuf {
+    let directory = image.join("run/spliced");
+    fs::create_dir_all(&directory).expect("made");
+    chown(&directory, Some(65532), Some(65532)).expect("given away");
+    directory
+}
+
 #[test]
 fn a_service_user_with_the_capabilities_of_the_unit_is_asked_and_reloaded() {
     if !available(Need::Root) {
@@ -184,9 +202,7 @@ fn an_image_with_another_root_as_user_65532_is_asked_and_reloaded() {
     }
     let scratch = Scratch::new("control").expect("a directory");
     let root = image(&scratch);
-    let run = root.join("run/spliced");
-    fs::create_dir_all(&run).expect("made");
-    chown(&run, Some(65532), Some(65532)).expect("given away");
+    let run = run_directory(&root);
     let arguments = ["run", "--config", "/c.toml"];
     let relay = Relay::spawn(&mut in_image(&root, &arguments));
     let status = found(&relay);
@@ -227,9 +243,7 @@ fn without_a_directory_one_warning_says_what_to_do_and_the_relay_runs() {
         assert!(told.contains(part), "no {part:?} in {told:?}");
     }
     // Once somebody makes the directory, it is used.
-    let run = root.join("run/spliced");
-    fs::create_dir_all(&run).expect("made");
-    chown(&run, Some(65532), Some(65532)).expect("given away");
+    let run = run_directory(&root);
     relay.wait_logged("reach this process now");
     found(&relay);
     assert_eq!(relay.lines_logged("cannot reach this process"), 1);
@@ -237,11 +251,7 @@ fn without_a_directory_one_warning_says_what_to_do_and_the_relay_runs() {
 
 #[test]
 fn each_path_answers_curl() {
-    let scratch = Scratch::new("control").expect("a directory");
-    let socket = scratch.path().join("sock");
-    let path = socket.to_str().expect("UTF-8");
-    let relay = Relay::to("127.0.0.1:9", &["--control", path]);
-    answers(&socket);
+    let (_scratch, socket, relay) = relay_to_nobody();
     let (status, answer) = curl(&socket, &["http://x/v1/process"]);
     assert_eq!((&*status, &answer["pid"]), ("200", &json!(relay.id())));
     assert_eq!(answer["command"], "relay");
@@ -386,11 +396,7 @@ fn silent_broken_and_endless_clients_delay_nobody() {
 /// Whoever is too much takes the place of one that has asked for nothing.
 #[test]
 fn more_silent_clients_than_there_is_room_for_keep_nobody_out() {
-    let scratch = Scratch::new("control").expect("a directory");
-    let socket = scratch.path().join("sock");
-    let path = socket.to_str().expect("UTF-8");
-    let _relay = Relay::to("127.0.0.1:9", &["--control", path]);
-    answers(&socket);
+    let (_scratch, socket, _relay) = relay_to_nobody();
     let silent: Vec<_> = (0..600)
         .map(|_| UnixStream::connect(&socket).expect("connected"))
         .collect();
@@ -486,11 +492,8 @@ fn a_group_may_ask_and_those_who_only_read_change_nothing() {
 
 #[test]
 fn a_status_whose_reader_goes_away_is_no_failure() {
-    let scratch = Scratch::new("control").expect("a directory");
-    let socket = scratch.path().join("sock");
+    let (_scratch, socket, _relay) = relay_to_nobody();
     let path = socket.to_str().expect("UTF-8");
-    let _relay = Relay::to("127.0.0.1:9", &["--control", path]);
-    answers(&socket);
     for arguments in [
         &["status", "--control", path][..],
         &["status", "--json", "--control", path],

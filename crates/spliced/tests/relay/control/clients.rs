@@ -49,11 +49,7 @@ fn get(socket: &Path, path: &str) -> Option<String> {
 fn clients_that_come_back_hold_no_more_than_there_are_seats() {
     const AT_ONCE: usize = 8;
     const EACH: usize = 1500;
-    let scratch = Scratch::new("control").expect("a directory");
-    let socket = scratch.path().join("sock");
-    let path = socket.to_str().expect("UTF-8");
-    let relay = Relay::to("127.0.0.1:9", &["--control", path]);
-    answers(&socket);
+    let (_scratch, socket, relay) = relay_to_nobody();
     relay.descriptors();
     let before = descriptors(&relay);
     let most = thread::scope(|scope| {
@@ -126,11 +122,7 @@ fn readers_who_read_nothing_hold_little_and_keep_nobody_out_who_gives_orders() {
 
 #[test]
 fn a_client_that_does_not_read_its_answer_is_disconnected() {
-    let scratch = Scratch::new("control").expect("a directory");
-    let socket = scratch.path().join("sock");
-    let path = socket.to_str().expect("UTF-8");
-    let relay = Relay::to("127.0.0.1:9", &["--control", path]);
-    answers(&socket);
+    let (_scratch, socket, relay) = relay_to_nobody();
     relay.descriptors();
     let before = descriptors(&relay);
     let client = UnixStream::connect(&socket).expect("connected");

@@ -210,9 +210,7 @@ fn a_configuration_is_the_file_and_not_its_path_in_another_root() {
     }
     let scratch = Scratch::new("control").expect("a directory");
     let root = image(&scratch);
-    let run = root.join("run/spliced");
-    fs::create_dir_all(&run).expect("made");
-    chown(&run, Some(65532), Some(65532)).expect("given away");
+    let run = run_directory(&root);
     // The same path here and there.
     let path = scratch.write("c.toml", CONFIGURATION).expect("written");
     let there = root.join(path.strip_prefix("/").expect("an absolute path"));

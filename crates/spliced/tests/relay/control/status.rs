@@ -11,11 +11,8 @@ use crate::relay::{Relay, command, output};
 /// It has no checks and no other server beside it, so that it stays in use.
 #[test]
 fn a_server_that_refuses_every_client_has_a_reason_and_a_time() {
-    let scratch = Scratch::new("control").expect("a directory");
-    let socket = scratch.path().join("sock");
+    let (_scratch, socket, relay) = relay_to_nobody();
     let path = socket.to_str().expect("UTF-8");
-    let relay = Relay::to("127.0.0.1:9", &["--control", path]);
-    answers(&socket);
     Peer::connect(&relay.address).expect_reset();
     let shown = |arguments: &[&str]| {
         let output = output(command(arguments).args(["--control", path]));
