@@ -126,23 +126,34 @@ impl Forwarding {
         if !self.record.is_led_to(backend) {
             return false;
         }
-        let is_paused = !backend.takes_clients();
-        if current.is_paused != is_paused {
-            current.is_paused = is_paused;
-            self.forward.change(current.clone());
-        }
+        self.adapt(&mut current);
         true
     }
 
-    /// Goes wherever the name of the server leads now.
     fn follow(&self) {
+        self.adapt(&mut lock(&self.options));
+    }
+
+    /// Goes wherever the name of the server leads now, and pauses while that gets no new clients, or orders have made
+    /// the backend one that needs sockets.
+    fn adapt(&self, current: &mut ForwardOptions) {
         let terms = self.record.service.terms();
-        let mut current = lock(&self.options);
-        if let (Ok((backend, _)), Ok(options)) = (what(&terms), options(&terms, &self.listening))
-            && options.server != current.server
-        {
-            *current = options;
-            self.record.leads_to(current.server, backend);
+        let mut wanted = current.clone();
+        match what(&terms) {
+            Ok((backend, _)) => {
+                // Without an address, it goes on with the last one.
+                if let Ok(options) = options(&terms, &self.listening) {
+                    wanted = options;
+                }
+                wanted.is_paused = !backend.takes_clients();
+                if wanted.server != current.server {
+                    self.record.leads_to(wanted.server, backend);
+                }
+            }
+            Err(_) => wanted.is_paused = true,
+        }
+        if wanted.server != current.server || wanted.is_paused != current.is_paused {
+            *current = wanted;
             self.forward.change(current.clone());
         }
     }

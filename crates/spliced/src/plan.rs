@@ -128,6 +128,10 @@ pub(crate) enum Action {
     Reset,
 }
 
+/// The most servers of all backends, and of one with those that orders have added: so each has a slot in the table of
+/// consistent hashing, which has 16381.
+pub(crate) const MOST_SERVERS: usize = 10_000;
+
 /// A `[backend.NAME]`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendPlan {
@@ -267,6 +271,17 @@ impl ListenerPlan {
             }],
         }
     }
+}
+
+/// The address of a server, and its family, if none of `sources` can be the source of connections to it.
+pub(crate) fn lacks_source(sources: &[IpAddr], server: &Address) -> Option<(IpAddr, &'static str)> {
+    let Address::Inet { host, .. } = server else {
+        return None;
+    };
+    let ip: IpAddr = host.parse().ok()?;
+    let suits = |source: &IpAddr| source.is_ipv4() == ip.is_ipv4();
+    let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+    (!sources.iter().any(suits)).then_some((ip, family))
 }
 
 impl BackendPlan {

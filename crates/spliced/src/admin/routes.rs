@@ -150,9 +150,27 @@ pub(super) const ROUTES: &[Route] = &[
         "/v1/backends/BACKEND/servers/SERVER/weight",
         Action::Ask(|given| {
             let weight = given.weight()?;
-            given.order(Act::Weigh(weight))
+            given.order(Act::Weigh(weight.into()))
         }),
         "sets the weight of the server to that of the query: ?weight=N",
+    ),
+    changing(
+        Method::PUT,
+        "/v1/backends/BACKEND/servers/SERVER",
+        Action::Ask(|given| {
+            let weight = match given.query {
+                None | Some("") => 1,
+                Some(_) => given.weight()?,
+            };
+            given.order(Act::Add(weight))
+        }),
+        "adds the server until the next reload, with the weight of the query if there is one: ?weight=N",
+    ),
+    changing(
+        Method::DELETE,
+        "/v1/backends/BACKEND/servers/SERVER",
+        Action::Ask(|given| given.order(Act::Remove)),
+        "removes the server until the next reload",
     ),
     reading(
         "/v1/sessions",
@@ -206,13 +224,13 @@ impl Given<'_> {
     }
 
     /// `weight` of the query, which has nothing else.
-    fn weight(&self) -> Result<u32, Refusal> {
+    fn weight(&self) -> Result<u16, Refusal> {
         let mut pairs = form_urlencoded::parse(self.query.unwrap_or_default().as_bytes());
         let weight = match (pairs.next(), pairs.next()) {
             (Some((name, value)), None) if name == "weight" => value.parse().ok(),
             _ => None,
         };
-        let weight = weight.filter(|weight| *weight <= u32::from(WEIGHT_MOST));
+        let weight = weight.filter(|weight| *weight <= WEIGHT_MOST);
         weight.ok_or_else(|| {
             let why = format!("the query is not ?weight=N with a number from 0 to {WEIGHT_MOST}");
             Refusal::new(StatusCode::BAD_REQUEST, why)

@@ -12,13 +12,13 @@
 //!   └────────come_back()────────┘
 //! ```
 //!
-//! An order or the configuration drains a server; a reload has it leave, and another one may bring it back. Neither
-//! changes the other: a server that comes back is drained if it was.
+//! An order or the configuration drains a server; a reload or an order has it leave, and another one may bring it back.
+//! Neither changes the other: a server that comes back is drained if it was.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Who keeps new clients away from a server.
+/// Who keeps new clients away from a server, or has removed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum By {
     /// `disabled` of the server.
@@ -31,8 +31,8 @@ pub(super) enum By {
 pub(super) struct Drain {
     /// `None` while it serves.
     drained: Option<Drained>,
-    /// Since when it leaves; `None` while it is here.
-    leaving: Option<Instant>,
+    /// Since when it leaves, and who has removed it; `None` while it is here.
+    leaving: Option<(Instant, By)>,
     /// What the configuration says of it.
     is_disabled: bool,
 }
@@ -119,9 +119,10 @@ impl Drain {
         }
     }
 
-    /// A reload has removed it. Returns what [`is_over`](Self::is_over) is asked with.
-    pub(super) fn leave(&mut self, now: Instant) -> Instant {
-        *self.leaving.insert(now)
+    /// It was removed. Returns what [`is_over`](Self::is_over) is asked with.
+    pub(super) fn leave(&mut self, by: By, now: Instant) -> Instant {
+        self.leaving = Some((now, by));
+        now
     }
 
     pub(super) fn come_back(&mut self) {
@@ -130,7 +131,11 @@ impl Drain {
 
     /// Whether it still leaves, since `then`.
     pub(super) fn is_over(&self, then: Instant) -> bool {
-        self.leaving == Some(then)
+        self.leaving_since() == Some(then)
+    }
+
+    fn leaving_since(&self) -> Option<Instant> {
+        self.leaving.as_ref().map(|(since, _)| *since)
     }
 
     /// Its last connection has ended. Returns what there is to say about that.
@@ -141,7 +146,7 @@ impl Drain {
                 drained.empty = Some(now);
                 (drained.since, "drained")
             }
-            None => (self.leaving?, "removed"),
+            None => (self.leaving_since()?, "removed"),
         };
         Some(Emptied {
             after: now.saturating_duration_since(since),
@@ -151,10 +156,13 @@ impl Drain {
 
     /// What it is in, if it gets no new clients. It `is_empty`, or not.
     pub(super) fn away(&self, is_empty: bool) -> Option<Away> {
-        if let Some(since) = self.leaving {
+        if let Some((since, by)) = &self.leaving {
             return Some(Away {
-                since,
-                why: "it was removed from the configuration".into(),
+                since: *since,
+                why: match by {
+                    By::Configuration => "it was removed from the configuration".into(),
+                    By::Order(user) => format!("removed until the next reload by {user}"),
+                },
                 is_disabled: false,
             });
         }
@@ -241,13 +249,13 @@ mod tests {
         let start = Instant::now();
         let mut drain = Drain::new(false, start);
         drain.drain(order(), start);
-        let first = drain.leave(at(start, 1));
+        let first = drain.leave(By::Configuration, at(start, 1));
         assert!(drain.is_over(first));
         let away = drain.away(false).expect("it gets no clients");
         assert_eq!(away.why, "it was removed from the configuration");
         drain.come_back();
         assert!(!drain.is_over(first) && drain.is_drained());
-        let second = drain.leave(at(start, 2));
+        let second = drain.leave(By::Configuration, at(start, 2));
         assert!(!drain.is_over(first) && drain.is_over(second));
         // Drained first.
         assert!(drain.emptied(at(start, 3)).is_some());

@@ -1,5 +1,6 @@
 //! A group of servers: which one a connection goes to, and which are usable.
 
+mod change;
 mod check;
 mod client_names;
 mod client_reports;
@@ -10,6 +11,7 @@ mod history;
 mod hosts;
 mod lease;
 mod maglev;
+mod membership;
 mod order;
 mod own_connection;
 mod pool;
@@ -24,6 +26,7 @@ pub(crate) mod srv;
 mod turns;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
@@ -34,8 +37,10 @@ use serde_json::{Value, json};
 use splice::Waker;
 use splice_route::Arrival;
 
+pub(crate) use self::change::Change;
 use self::client_reports::ClientReports;
 pub(crate) use self::control::Control;
+use self::drain::By;
 use self::health::Cause;
 pub(crate) use self::lease::{Flows, Lease};
 pub(crate) use self::order::{Act, NoServer, Order};
@@ -50,7 +55,6 @@ use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, ServerAddress, ServerPlan};
 use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::socket_address::SocketAddress;
-use crate::target::Target;
 
 /// Shared by all threads.
 pub(crate) struct Backend {
@@ -65,6 +69,8 @@ pub(crate) struct Backend {
     listening: Mutex<Vec<SocketAddress>>,
     /// The names whose SRV records are asked for.
     srv_names: Mutex<Vec<String>>,
+    /// The servers that orders have removed since the last reload. Whoever changes the plan holds the lock.
+    ordered_away: Mutex<BTreeSet<String>>,
     /// Who is told when an order has changed which servers get clients, until they return false.
     followers: Mutex<Vec<Follower>>,
     pub(crate) queue: Arc<Queue>,
@@ -72,15 +78,6 @@ pub(crate) struct Backend {
 
 /// Returns whether it goes on following.
 type Follower = Box<dyn Fn() -> bool + Send + Sync>;
-
-/// A new plan for a backend, with everything that could fail already done.
-pub(crate) struct Change {
-    plan: Arc<BackendPlan>,
-    /// Servers that are new.
-    added: Vec<Arc<Server>>,
-    /// Former ones that still have connections.
-    returning: Vec<Arc<Server>>,
-}
 
 pub(crate) enum Pick {
     Server(Lease),
@@ -107,6 +104,7 @@ impl Backend {
             shortage: RateLimitedWarning::default(),
             listening: Mutex::default(),
             srv_names: Mutex::default(),
+            ordered_away: Mutex::default(),
             followers: Mutex::default(),
             queue: Arc::default(),
         });
@@ -132,7 +130,7 @@ impl Backend {
             }
         };
         let at_most = deadline.saturating_duration_since(Instant::now());
-        let server = Server::new(address, None, server, plan, at_most)?;
+        let server = Server::new(address, None, server, plan, Some(at_most))?;
         self.take_in(server, plan);
         Ok(())
     }
@@ -146,97 +144,6 @@ impl Backend {
             watch::start(self, &server);
         }
         self.pool().add(server);
-    }
-
-    /// Makes the servers that are new in `plan`. Nothing of the backend changes. Waits for names up to the
-    /// connect timeout.
-    ///
-    /// # Errors
-    /// If an address cannot be used, or a thread cannot be started.
-    pub(crate) fn prepare(&self, plan: &Arc<BackendPlan>) -> Result<Change> {
-        let deadline = Instant::now() + plan.connect_timeout;
-        let (mut added, mut returning) = (Vec::new(), Vec::new());
-        for server in &plan.servers {
-            let ServerAddress::Address(address) = &server.address else {
-                continue;
-            };
-            let name = address.to_string();
-            if self.find(&name).is_some() {
-                continue;
-            }
-            if let Some(server) = self.find_returning(&name, None) {
-                returning.push(server);
-                continue;
-            }
-            let at_most = deadline.saturating_duration_since(Instant::now());
-            added.push(Server::new(address.clone(), None, server, plan, at_most)?);
-        }
-        let plan = Arc::clone(plan);
-        Ok(Change {
-            plan,
-            added,
-            returning,
-        })
-    }
-
-    /// The targets of its servers after `change`.
-    pub(crate) fn targets(&self, change: Option<&Change>) -> Vec<Arc<Target>> {
-        let pool = self.pool();
-        let stays =
-            |server: &&Arc<Server>| change.is_none_or(|change| !is_gone(&change.plan, server));
-        let added = change
-            .iter()
-            .flat_map(|change| change.added.iter().chain(&change.returning));
-        let servers = pool.servers().filter(stays).chain(added);
-        servers.map(|server| Arc::clone(&server.target)).collect()
-    }
-
-    /// A reload: servers that stay keep their connections, counts and health.
-    pub(crate) fn update(self: &Arc<Self>, change: Change) {
-        let Change {
-            plan,
-            added,
-            returning,
-        } = change;
-        *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&plan);
-        // Before others go, so that there is always one to choose.
-        for server in added {
-            self.take_in(server, &plan);
-        }
-        for server in returning {
-            self.take_back(&server, &plan);
-        }
-        self.return_all();
-        for server in &plan.servers {
-            let address = match &server.address {
-                ServerAddress::Address(address) => address.to_string(),
-                ServerAddress::Srv(name) => {
-                    srv::watch(self, name);
-                    let servers: Vec<_> = self.pool().servers().cloned().collect();
-                    for known in servers.iter().filter(|known| known.srv() == Some(name)) {
-                        self.configure(known, server.disabled);
-                    }
-                    continue;
-                }
-            };
-            let Some(known) = self.find(&address) else {
-                continue;
-            };
-            known.change(server.weight, server.backup);
-            self.configure(&known, server.disabled);
-        }
-        // Those of SRV names, too.
-        let servers: Vec<_> = self.pool().servers().cloned().collect();
-        for server in &servers {
-            server.change_checks(&plan);
-            if plan.health.is_some() {
-                watch::start(self, server);
-            }
-        }
-        self.remove(|server| is_gone(&plan, server), plan.on_remove);
-        self.pool().weigh_again();
-        // A limit may have been raised.
-        self.queue.call_next();
     }
 
     /// The records of the SRV name `srv` are these servers now.
@@ -277,7 +184,7 @@ impl Backend {
                         disabled,
                         ..server.clone()
                     };
-                    match Server::new(address, Some(srv), &server, &plan, at_most) {
+                    match Server::new(address, Some(srv), &server, &plan, Some(at_most)) {
                         Ok(server) => self.take_in(server, &plan),
                         Err(error) => tracing::warn!("backend {}: {error:#}", self.name),
                     }
@@ -287,7 +194,7 @@ impl Backend {
         let is_gone = |server: &Server| {
             server.srv() == Some(srv) && !named.iter().any(|name| name == server.name())
         };
-        self.remove(is_gone, plan.on_remove);
+        self.remove(is_gone, plan.on_remove, &By::Configuration);
         self.pool().weigh_again();
         self.queue.call_next();
     }
@@ -489,12 +396,4 @@ impl Backend {
 /// What a panic could leave half changed are the turns of servers, which even out.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether `plan` has a server no longer, neither its address nor the SRV name that names it.
-fn is_gone(plan: &BackendPlan, server: &Server) -> bool {
-    !plan.servers.iter().any(|planned| match &planned.address {
-        ServerAddress::Address(address) => address.to_string() == server.name(),
-        ServerAddress::Srv(srv) => server.srv() == Some(srv),
-    })
 }

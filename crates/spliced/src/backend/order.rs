@@ -29,12 +29,26 @@ pub(crate) enum Act {
     Drain,
     Undrain,
     Weigh(u32),
+    /// Until the next reload, with this weight.
+    Add(u16),
+    /// Until the next reload.
+    Remove,
+}
+
+impl Act {
+    /// Whether it changes which servers there are.
+    pub(super) fn is_of_membership(self) -> bool {
+        matches!(self, Self::Add(_) | Self::Remove)
+    }
 }
 
 impl Backend {
     /// As [`Backends::obey`](super::Backends::obey).
     pub(super) fn obey(self: &Arc<Self>, order: &Order, by: &str) -> Result<Value> {
         let name = &order.server;
+        if let Act::Add(weight) = order.act {
+            return Ok(self.add_until_reload(name, weight, by)?.snapshot());
+        }
         let here = self.find(name);
         let Some(server) = here.clone().or_else(|| self.find_former(name)) else {
             let pool = self.pool();
@@ -42,10 +56,11 @@ impl Backend {
             return Err(NoServer::in_backend(order, names).into());
         };
         match order.act {
-            Act::Tell => {}
+            Act::Tell | Act::Add(_) => {}
             Act::Drain => self.drain(&server, By::Order(by.into())),
             Act::Undrain => self.undrain(&server, by),
             Act::Weigh(weight) => self.weigh(&server, weight, by),
+            Act::Remove => self.remove_until_reload(&server, by)?,
         }
         Ok(server.snapshot())
     }
@@ -80,7 +95,7 @@ impl Backend {
         self.queue.call_next();
     }
 
-    fn undrain(&self, server: &Server, by: &str) {
+    pub(super) fn undrain(&self, server: &Server, by: &str) {
         if server.undrain() {
             tracing::info!(
                 "backend {}: server {} gets clients again, by {by}",
@@ -92,7 +107,7 @@ impl Backend {
         self.queue.call_next();
     }
 
-    fn weigh(&self, server: &Server, weight: u32, by: &str) {
+    pub(super) fn weigh(&self, server: &Server, weight: u32, by: &str) {
         let before = {
             let mut pool = self.pool();
             pool.weigh_again();
@@ -119,7 +134,7 @@ impl Backend {
         lock(&self.followers).push(Box::new(follow));
     }
 
-    fn tell_followers(&self) {
+    pub(super) fn tell_followers(&self) {
         lock(&self.followers).retain(|follow| follow());
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::Value;
 
 use super::order::{NoServer, Order};
@@ -25,6 +25,10 @@ impl Backends {
         let all = lock(&self.0);
         let current = all.current.get(name).cloned();
         current.or_else(|| all.former().find(|backend| backend.name() == name))
+    }
+
+    fn is_current(&self, name: &str) -> bool {
+        lock(&self.0).current.contains_key(name)
     }
 
     /// Those of the configuration are these from now on. Returns those that are no longer among them.
@@ -56,9 +60,13 @@ impl Backends {
     /// Does what is asked of a server, for `by`, and tells what it is then. Waits for nobody.
     ///
     /// # Errors
-    /// If there is no such server.
+    /// If there is no such server, or it cannot be done.
     pub(crate) fn obey(&self, order: &Order, by: &str) -> Result<Value> {
         match self.get(&order.backend) {
+            Some(_) if order.act.is_of_membership() && !self.is_current(&order.backend) => bail!(
+                "backend {} was removed, and keeps its servers until their last connections end",
+                order.backend
+            ),
             Some(backend) => backend.obey(order, by),
             None => {
                 let all = lock(&self.0);

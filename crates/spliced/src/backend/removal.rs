@@ -1,21 +1,34 @@
-//! Servers and backends that a reload has removed, until their connections have ended, and their return.
+//! Servers and backends that a reload or an order has removed, until their connections have ended, and their return.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::drain::By;
 use super::server::Server;
 use super::{Backend, lock};
 use crate::plan::{BackendPlan, OnRemove};
 
 impl Backend {
     /// Removes the servers that `gone` confirms.
-    pub(super) fn remove(self: &Arc<Self>, gone: impl Fn(&Server) -> bool, on_remove: OnRemove) {
+    pub(super) fn remove(
+        self: &Arc<Self>,
+        gone: impl Fn(&Server) -> bool,
+        on_remove: OnRemove,
+        by: &By,
+    ) {
         let removed = self.pool().remove(gone);
         for server in removed {
             server.remove();
-            let then = server.begin_to_leave();
+            let then = server.begin_to_leave(by);
+            let why = match by {
+                By::Order(user) => format!(" until the next reload, by {user}"),
+                By::Configuration if server.is_added() => {
+                    ", since only an order has added it".into()
+                }
+                By::Configuration => String::new(),
+            };
             tracing::info!(
-                "backend {}: server {} was removed{}",
+                "backend {}: server {} was removed{why}{}",
                 self.name,
                 server.name(),
                 server.left()
@@ -65,11 +78,12 @@ impl Backend {
         let on_remove = self.plan().on_remove;
         tracing::info!("backend {} was removed", self.name);
         if on_remove == OnRemove::Reset {
-            return self.remove(|_| true, on_remove);
+            return self.remove(|_| true, on_remove, &By::Configuration);
         }
         let servers: Vec<_> = self.pool().servers().cloned().collect();
         for server in &servers {
-            self.cut_in_time(server, server.begin_to_leave(), on_remove);
+            let then = server.begin_to_leave(&By::Configuration);
+            self.cut_in_time(server, then, on_remove);
         }
     }
 
@@ -86,7 +100,7 @@ impl Backend {
         }
     }
 
-    /// A reload brings back a server that still has connections.
+    /// A reload or an order brings back a server that still has connections.
     pub(super) fn take_back(self: &Arc<Self>, server: &Arc<Server>, plan: &BackendPlan) {
         let back = server.come_back();
         tracing::info!(

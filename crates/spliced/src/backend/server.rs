@@ -1,16 +1,17 @@
 //! One server of a backend.
 
+mod snapshot;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::drain::{By, Drain};
 use super::health::{Cause, Change, Health, State, Thresholds};
-use super::history::{History, wall_clock};
+use super::history::History;
 use crate::plan::{BackendPlan, ServerPlan};
 use crate::roster::Roster;
 use crate::target::Target;
@@ -43,6 +44,8 @@ pub(crate) struct Server {
     /// It is told when it is empty.
     is_awaited: AtomicBool,
     removed: AtomicBool,
+    /// An order has added it, and no configuration has it.
+    is_added: AtomicBool,
     checks_changed: Arc<Notify>,
     /// A task checks it.
     watched: AtomicBool,
@@ -57,7 +60,7 @@ impl Server {
         srv: Option<&str>,
         server: &ServerPlan,
         plan: &BackendPlan,
-        at_most: Duration,
+        at_most: Option<Duration>,
     ) -> Result<Arc<Self>> {
         let name = address.to_string();
         let target = Target::new(address, at_most)?;
@@ -99,6 +102,7 @@ impl Server {
             is_awaited: AtomicBool::new(drain.is_drained()),
             drain: Mutex::new(drain),
             removed: AtomicBool::new(false),
+            is_added: AtomicBool::new(false),
             checks_changed: Arc::default(),
             watched: AtomicBool::new(false),
             probed: AtomicBool::new(false),
@@ -237,15 +241,30 @@ impl Server {
         }
     }
 
+    /// Whether only an order has added it.
+    pub(super) fn is_added(&self) -> bool {
+        self.is_added.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_added(&self, is_added: bool) {
+        self.is_added.store(is_added, Ordering::Relaxed);
+    }
+
+    /// It begins to get clients, little by little with `slow_start`.
+    pub(super) fn starts(&self) {
+        lock(&self.health).starts_again(Instant::now());
+    }
+
     /// Nobody checks it any more.
     pub(super) fn remove(&self) {
         self.removed.store(true, Ordering::Relaxed);
     }
 
-    /// It is no longer in the configuration, or its backend is not. Returns what [`cut`](Self::cut) is called with.
-    pub(super) fn begin_to_leave(&self) -> Instant {
+    /// It is no longer in the configuration, its backend is not, or an order has removed it. Returns what
+    /// [`cut`](Self::cut) is called with.
+    pub(super) fn begin_to_leave(&self, by: &By) -> Instant {
         let mut drain = lock(&self.drain);
-        let since = drain.leave(Instant::now());
+        let since = drain.leave(by.clone(), Instant::now());
         self.show(&drain);
         since
     }
@@ -403,88 +422,6 @@ impl Server {
             tracing::info!("backend {backend}: server {} is up again", self.name);
         }
         came_up
-    }
-
-    pub(super) fn snapshot(&self) -> Value {
-        let now = Instant::now();
-        let clocks = (now, SystemTime::now());
-        let (state, has_checks, since) = {
-            let health = lock(&self.health);
-            let has_checks = health.thresholds().has_checks;
-            (health.state(now), has_checks, health.since(now))
-        };
-        let addresses = self.target.last_known();
-        let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-        let open = self.open();
-        let (away, is_drained, is_leaving) = {
-            let drain = lock(&self.drain);
-            (
-                drain.away(open == 0),
-                drain.is_drained(),
-                drain.is_leaving(),
-            )
-        };
-        let history = lock(&self.history);
-        let mut since = since.unwrap_or(history.made);
-        let (mut word, out_seconds, mut why) = match state {
-            State::Up if addresses.is_empty() => ("unresolved", 0, Some(self.target.why_nowhere())),
-            State::Up if self.weight() == 0 => ("weight 0", 0, None),
-            State::Up if has_checks => ("up", 0, None),
-            State::Up => ("not checked", 0, None),
-            State::Down => {
-                since = history.down_since;
-                ("down", 0, Some(history.why_down.clone()))
-            }
-            State::Out(left) => {
-                let seconds = left.as_millis().div_ceil(1000);
-                ("out", seconds, Some(history.why_out.clone()))
-            }
-        };
-        if let Some(away) = away {
-            // What is wrong with it, too: it may be about to serve again.
-            why = Some(match why {
-                Some(why) => format!("{}; {word}: {why}", away.why),
-                None => away.why,
-            });
-            since = away.since;
-            word = match open {
-                0 if away.is_disabled => "disabled",
-                0 => "drained",
-                _ => "draining",
-            };
-        }
-        let last_error = history.last_error.as_ref().map(|(at, why)| {
-            json!({
-                "time": wall_clock(*at, clocks),
-                "error": why,
-            })
-        });
-        let [checks, connections, resets] = [
-            &self.failed_checks,
-            &self.failed_connections,
-            &self.early_resets,
-        ]
-        .map(|count| count.load(Ordering::Relaxed));
-        json!({
-            "server": self.name(),
-            "addresses": addresses,
-            "usable": state == State::Up,
-            "state": word,
-            "why": why,
-            "since": wall_clock(since, clocks),
-            "last_error": last_error,
-            "out_seconds": out_seconds,
-            "backup": self.is_backup(),
-            "weight": self.weight(),
-            "drained": is_drained,
-            "removed": is_leaving,
-            "connections": open,
-            "total": self.total.load(Ordering::Relaxed),
-            "failures": checks + connections + resets,
-            "failed_checks": checks,
-            "failed_connections": connections,
-            "early_resets": resets,
-        })
     }
 }
 

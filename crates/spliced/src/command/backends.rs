@@ -83,7 +83,7 @@ fn as_table(told: &[(Of, Vec<Value>)]) -> String {
                     shown(&server["weight"]),
                     shown(&server["connections"]),
                     last_error(&server["last_error"]),
-                    shown(&server["why"]),
+                    why(server),
                 ];
                 table.add(cells.into_iter().skip(left_out));
             }
@@ -92,6 +92,15 @@ fn as_table(told: &[(Of, Vec<Value>)]) -> String {
     match is_empty {
         true => "no servers\n".into(),
         false => table.text(),
+    }
+}
+
+fn why(server: &Value) -> String {
+    let why = &server["why"];
+    match server["added"] == true && server["removed"] == false {
+        true if why.is_null() => "added until the next reload".into(),
+        true => format!("added until the next reload; {}", shown(why)),
+        false => shown(why),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::config::route::bytes;
 use crate::config::value::{Table, Value};
 use crate::plan::{
     BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, ProxyVersion, QueuePlan,
-    ServerAddress, ServerPlan, Source,
+    ServerAddress, ServerPlan, Source, lacks_source,
 };
 use crate::server_args::WEIGHT_MOST;
 
@@ -194,17 +194,9 @@ fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
 /// Notes a server that none of `sources` can be the source of connections to.
 fn suit_family(table: &Table<'_>, sources: &[IpAddr], servers: &[ServerPlan]) {
     for server in servers {
-        let ServerAddress::Address(Address::Inet { host, .. }) = &server.address else {
-            continue;
-        };
-        let Ok(ip) = host.parse::<IpAddr>() else {
-            continue;
-        };
-        if !sources
-            .iter()
-            .any(|source| source.is_ipv4() == ip.is_ipv4())
+        if let ServerAddress::Address(address) = &server.address
+            && let Some((ip, family)) = lacks_source(sources, address)
         {
-            let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
             table.notes.mistake(
                 &table.at("source"),
                 format!("source has no {family} address for server {ip}; add one"),

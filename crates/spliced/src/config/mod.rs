@@ -29,7 +29,7 @@ pub(crate) use crate::config::prefix_watch::PrefixWatch;
 use crate::config::removal::Removal;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
-use crate::plan::{BackendPlan, Balance, DRAIN_TIMEOUT, ListenerPlan, Plan};
+use crate::plan::{BackendPlan, Balance, DRAIN_TIMEOUT, ListenerPlan, MOST_SERVERS, Plan};
 use crate::text_file;
 
 /// The longest configuration: it has room for all routes and servers, with 100 bytes each and as much for comments.
@@ -41,9 +41,6 @@ const MOST_LISTENERS: usize = 1000;
 
 /// The most routes of all listeners. A client is held against one after the other.
 const MOST_ROUTES: usize = 10_000;
-
-/// The most servers of all backends: so each has a slot in the table of consistent hashing, which has 16381.
-const MOST_SERVERS: usize = 10_000;
 
 /// What a configuration says.
 #[derive(Debug)]

@@ -79,7 +79,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     // A session has one descriptor.
     raise_descriptor_limit(None);
     let threads = plan.threads();
-    let target = Target::new(plan.target_address.clone(), RESOLVE_WITHIN)?;
+    let target = Target::new(plan.target_address.clone(), Some(RESOLVE_WITHIN))?;
     target.keep_current();
     let access_log = match &plan.access_log {
         Some(path) => Some(AccessLog::open(path)?),

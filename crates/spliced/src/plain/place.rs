@@ -53,7 +53,7 @@ impl Place {
         match name {
             SocketName::Stream(address) if SocketAddress::needs_resolver(address) => Ok(Self {
                 name: name.clone(),
-                addresses: Addresses::Named(Target::new(address.clone(), at_most)?),
+                addresses: Addresses::Named(Target::new(address.clone(), Some(at_most))?),
                 kind: SocketType::STREAM,
             }),
             _ => Self::resolved_by(name, SocketAddress::resolve),

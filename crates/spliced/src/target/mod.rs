@@ -99,11 +99,11 @@ pub(crate) enum Prospect {
 
 impl Target {
     /// Resolves `address`. A name is resolved by a thread of its own. This waits up to `at_most` for its
-    /// first answer; the thread warns if there is none, and asks again until there is one.
+    /// first answer, if that is given; the thread warns if there is none, and asks again until there is one.
     ///
     /// # Errors
     /// If `address` is not a name and cannot be used as it is.
-    pub(crate) fn new(address: Address, at_most: Duration) -> Result<Arc<Self>> {
+    pub(crate) fn new(address: Address, at_most: Option<Duration>) -> Result<Arc<Self>> {
         let target = Arc::new(Self {
             address,
             known: Mutex::default(),
@@ -115,7 +115,7 @@ impl Target {
             return Ok(target);
         }
         let first_try = target.start_resolver(Some(Duration::ZERO))?;
-        if first_try.recv_timeout(at_most).is_err() {
+        if at_most.is_some_and(|time| first_try.recv_timeout(time).is_err()) {
             tracing::warn!(
                 "the name in {} has no answer yet; clients are reset until it has",
                 target.address

@@ -1,5 +1,6 @@
 //! The control socket in the deployments that README.md recommends, and beside clients that mean no good.
 
+mod added;
 mod clients;
 mod drained;
 mod kept;
