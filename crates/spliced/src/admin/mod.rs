@@ -36,6 +36,7 @@ pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server};
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
 use crate::backend::Order;
+use crate::cli::Level;
 use crate::sessions::About;
 
 /// What a client asks of the main thread.
@@ -48,6 +49,8 @@ pub(crate) enum Request {
     Sessions(About),
     /// About a server of a backend.
     Order(Order),
+    /// What is logged, from now on this.
+    Log(Option<Level>),
     Reload,
 }
 

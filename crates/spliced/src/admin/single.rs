@@ -10,6 +10,7 @@ use super::facts::Facts;
 use super::socket::{AdminSocket, warn_unreachable};
 use super::{Question, Request};
 use crate::control_args::ControlArgs;
+use crate::diagnostics::Diagnostics;
 use crate::sessions::Survey;
 
 /// Such a relay.
@@ -29,17 +30,25 @@ where
     A: Fn(&Arc<Survey>) + Send + Sync + 'static,
 {
     /// Opens its control socket. Without, the relay runs as well.
-    pub(crate) fn open(self, control: &ControlArgs) -> (Arc<Facts>, Option<AdminSocket>) {
+    pub(crate) fn open(
+        self,
+        control: &ControlArgs,
+        diagnostics: &Diagnostics,
+    ) -> (Arc<Facts>, Option<AdminSocket>) {
         let facts = Arc::new(Facts::new("relay", None));
         let of_process = Arc::clone(&facts);
+        let diagnostics = diagnostics.clone();
         let ask = move |Question {
-                            request, answer, ..
+                            request,
+                            by,
+                            answer,
                         }: Question| {
             let told = match request {
                 Request::Sessions(about) => return (self.ask)(&Survey::new(about, answer)),
                 Request::Order(_) => Err(anyhow!(
                     "a relay of datagrams, SEQPACKET or VSOCK takes no orders about its target; stop the process instead"
                 )),
+                Request::Log(wanted) => diagnostics.answer(wanted, &by),
                 Request::Reload => Err(anyhow!("there is no configuration to read again")),
                 Request::Listeners => Ok(json!({ "listeners": self.listeners() })),
                 Request::Backends => Ok(json!({ "backends": self.backends(&of_process) })),

@@ -39,7 +39,7 @@ pub(super) fn with(server: &Server, more: &str) -> String {
 /// A proxy that is asked by its own socket: other tests stop processes, which a search waits for.
 pub(super) struct Stage {
     pub(super) proxy: Proxy,
-    socket: PathBuf,
+    pub(super) socket: PathBuf,
     pub(super) address: String,
 }
 
