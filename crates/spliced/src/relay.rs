@@ -304,6 +304,15 @@ impl Running {
                 Ok(Event::Asked(question)) => {
                     let answer = match question.request {
                         admin::Request::Reload => self.reload(deadline.is_some()),
+                        admin::Request::Drain(_) | admin::Request::Undrain(_)
+                            if deadline.is_some() =>
+                        {
+                            Err(anyhow!("the process is ending"))
+                        }
+                        admin::Request::Drain(name) => self.deployment.drain(&name, &question.by),
+                        admin::Request::Undrain(name) => {
+                            self.deployment.undrain(&name, &question.by)
+                        }
                         admin::Request::Status => Ok(self.status()),
                         admin::Request::Listeners => {
                             Ok(json!({ "listeners": self.deployment.listeners_told() }))

@@ -126,6 +126,18 @@ pub(super) const ROUTES: &[Route] = &[
         Action::Ask(|_| Ok(Request::Listeners)),
         "listeners with their addresses and counts",
     ),
+    changing(
+        Method::POST,
+        "/v1/listeners/LISTENER/drain",
+        Action::Ask(|given| Ok(Request::Drain(given.name()))),
+        "the listener takes no new clients; those that it has go on",
+    ),
+    changing(
+        Method::POST,
+        "/v1/listeners/LISTENER/undrain",
+        Action::Ask(|given| Ok(Request::Undrain(given.name()))),
+        "the listener takes clients again",
+    ),
     reading(
         "/v1/backends",
         Action::Ask(|_| Ok(Request::Backends)),
@@ -207,6 +219,11 @@ impl Given<'_> {
         // Nothing but a number takes its place.
         let mut numbers = self.words.iter().filter_map(|word| word.parse().ok());
         numbers.next().unwrap_or_default()
+    }
+
+    /// The only name in the path.
+    fn name(self) -> String {
+        self.words.into_iter().next().unwrap_or_default()
     }
 
     /// About the backend and the server in the path.

@@ -48,13 +48,16 @@ where
                 Request::Order(_) => Err(anyhow!(
                     "a relay of datagrams, SEQPACKET or VSOCK takes no orders about its target; stop the process instead"
                 )),
+                Request::Drain(_) | Request::Undrain(_) => Err(anyhow!(
+                    "a relay of datagrams, SEQPACKET or VSOCK does not drain its listener; stop the process instead"
+                )),
                 Request::Log(wanted) => diagnostics.answer(wanted, &by),
                 Request::Reload => Err(anyhow!("there is no configuration to read again")),
-                Request::Listeners => Ok(json!({ "listeners": self.listeners() })),
+                Request::Listeners => Ok(json!({ "listeners": self.listeners(&of_process) })),
                 Request::Backends => Ok(json!({ "backends": self.backends(&of_process) })),
                 Request::Status => Ok(json!({
                     "connections": (self.counts)().0,
-                    "listeners": self.listeners(),
+                    "listeners": self.listeners(&of_process),
                     "backends": self.backends(&of_process),
                 })),
             };
@@ -66,11 +69,13 @@ where
         (facts, socket)
     }
 
-    fn listeners(&self) -> Value {
+    fn listeners(&self, facts: &Facts) -> Value {
         let (open, total) = (self.counts)();
         json!([{
             "name": self.listening.first(),
             "addresses": self.listening,
+            "state": "listening",
+            "since": facts.started(),
             "connections": open,
             "counts": { "accepted": total },
         }])

@@ -38,7 +38,7 @@ use self::client_reports::ClientReports;
 pub(crate) use self::control::Control;
 use self::health::Cause;
 pub(crate) use self::lease::{Flows, Lease};
-pub(crate) use self::order::{Act, NoServer, Order};
+pub(crate) use self::order::{Act, NoServer, Order, those};
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
 use self::queue::Queue;

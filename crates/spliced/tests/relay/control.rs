@@ -3,6 +3,7 @@
 mod clients;
 mod drained;
 mod kept;
+mod listeners;
 mod log;
 mod orders;
 mod servers;
