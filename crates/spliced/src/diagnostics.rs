@@ -2,14 +2,18 @@
 //! nothing.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{FilterFn, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Registry, fmt, registry, reload};
 
 use crate::cli::Level;
 use crate::log_file::LogFile;
@@ -21,7 +25,15 @@ pub(crate) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The log on stderr.
 #[derive(Clone, Debug)]
-pub(crate) struct Diagnostics(LogQueue);
+pub(crate) struct Diagnostics {
+    queue: LogQueue,
+    /// Whoever changes it holds the lock.
+    level: Arc<Mutex<Level>>,
+    filter: reload::Handle<Filter, Registry>,
+}
+
+/// Which events are logged. Each place that logs something knows the answer until it changes.
+type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
 
 impl Diagnostics {
     /// Sends events of `level` and above to stderr from now on.
@@ -30,39 +42,59 @@ impl Diagnostics {
         let queue = LogFile::standard_stream(&stderr)
             .and_then(|file| LogQueue::start("stderr", file, Stderr))
             .context("cannot start the thread that writes to stderr; raise the limits")?;
-        let diagnostics = Self(queue);
-        tracing_subscriber::fmt()
-            .with_max_level(match level {
-                Level::Off => LevelFilter::OFF,
-                Level::Error => LevelFilter::ERROR,
-                Level::Warn => LevelFilter::WARN,
-                Level::Info => LevelFilter::INFO,
-                Level::Debug => LevelFilter::DEBUG,
-                Level::Trace => LevelFilter::TRACE,
-            })
+        let (layer, filter) = reload::Layer::new(filter(level));
+        let diagnostics = Self {
+            queue,
+            level: Arc::new(Mutex::new(level)),
+            filter,
+        };
+        let lines = fmt::layer()
             .with_writer(diagnostics.clone())
             .with_ansi(stderr.is_terminal())
             .with_target(false)
             // It would write to stderr directly, and block on its reader.
-            .log_internal_errors(false)
-            .finish()
-            .with(filter_fn(move |metadata| {
-                // It warns of each wrong packet, and whoever may send some could fill the log.
-                level >= Level::Debug || !metadata.target().starts_with("hickory")
-            }))
-            .init();
+            .log_internal_errors(false);
+        registry().with(layer).with(lines).init();
         Ok(diagnostics)
+    }
+
+    /// The level, after a change to `wanted` if somebody has asked for that, `by` name.
+    ///
+    /// # Errors
+    /// If a thread has panicked in the middle of a change.
+    pub(crate) fn answer(&self, wanted: Option<Level>, by: &str) -> Result<Value> {
+        let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wanted) = wanted {
+            let sentence = format!(
+                "the log level is {} from now on, and was {}: set by {by}",
+                wanted.name(),
+                level.name()
+            );
+            // At the level that logs more of the two.
+            if wanted < *level {
+                log(*level, &sentence);
+            }
+            self.filter
+                .reload(filter(wanted))
+                .context("cannot change the log level; restart the process")?;
+            if wanted >= *level {
+                log(wanted, &sentence);
+            }
+            *level = wanted;
+        }
+        Ok(json!({ "level": level.name() }))
     }
 
     /// Writes why the program failed, after everything that was logged before.
     pub(crate) fn say(&self, sentence: &str) {
-        self.0.push(format!("spliced: {sentence}\n").into_bytes());
+        self.queue
+            .push(format!("spliced: {sentence}\n").into_bytes());
     }
 
     /// Waits until everything is written, at most for [`LAST_WORDS`].
     pub(crate) fn finish(&self) {
         // Lost lines cannot be reported any more.
-        let _ = self.0.finish(LAST_WORDS);
+        let _ = self.queue.finish(LAST_WORDS);
     }
 }
 
@@ -70,7 +102,35 @@ impl<'a> MakeWriter<'a> for Diagnostics {
     type Writer = Event<'a>;
 
     fn make_writer(&'a self) -> Event<'a> {
-        Event(&self.0)
+        Event(&self.queue)
+    }
+}
+
+fn filter(level: Level) -> Filter {
+    let most = match level {
+        Level::Off => LevelFilter::OFF,
+        Level::Error => LevelFilter::ERROR,
+        Level::Warn => LevelFilter::WARN,
+        Level::Info => LevelFilter::INFO,
+        Level::Debug => LevelFilter::DEBUG,
+        Level::Trace => LevelFilter::TRACE,
+    };
+    let is_logged = move |metadata: &Metadata<'_>| {
+        // It warns of each wrong packet, and whoever may send some could fill the log.
+        *metadata.level() <= most
+            && (level >= Level::Debug || !metadata.target().starts_with("hickory"))
+    };
+    let is_logged: Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync> = Box::new(is_logged);
+    filter_fn(is_logged).with_max_level_hint(most)
+}
+
+/// Logs information, or as much as `level` still lets through.
+fn log(level: Level, sentence: &str) {
+    match level {
+        Level::Off => {}
+        Level::Error => tracing::error!("{sentence}"),
+        Level::Warn => tracing::warn!("{sentence}"),
+        Level::Info | Level::Debug | Level::Trace => tracing::info!("{sentence}"),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub(crate) struct Forwarding {
     forward: Forward,
     /// What it does now. Whoever changes that holds the lock.
     options: Mutex<ForwardOptions>,
+    /// Its listener takes no new clients.
+    is_drained: AtomicBool,
     record: Arc<Record>,
     listening: Vec<SocketAddr>,
 }
@@ -49,7 +51,7 @@ impl Forwarding {
             open: Mutex::default(),
         });
         let started = what(&terms).and_then(|(backend, _)| {
-            let options = options(&terms, &listening)?;
+            let options = options(&terms, &listening, false)?;
             record.leads_to(options.server, backend);
             let recorder = Arc::clone(&record);
             Forward::start(options.clone(), move |event| recorder.take(event))
@@ -61,6 +63,7 @@ impl Forwarding {
                 let forwarding = Arc::new(Self {
                     forward,
                     options: Mutex::new(options),
+                    is_drained: AtomicBool::new(false),
                     record,
                     listening,
                 });
@@ -83,7 +86,7 @@ impl Forwarding {
         }
         let applied = what(terms).and_then(|(backend, _)| {
             let mut current = lock(&self.options);
-            *current = options(terms, &self.listening)?;
+            *current = options(terms, &self.listening, self.is_drained())?;
             let is_known = self.record.is_led_to(backend);
             self.record.leads_to(current.server, backend);
             self.forward.change(current.clone());
@@ -130,11 +133,22 @@ impl Forwarding {
         true
     }
 
+    /// Pauses as long as its listener takes no new clients.
+    pub(crate) fn drain(&self, is_drained: bool) {
+        let mut current = lock(&self.options);
+        self.is_drained.store(is_drained, Ordering::Relaxed);
+        self.adapt(&mut current);
+    }
+
+    fn is_drained(&self) -> bool {
+        self.is_drained.load(Ordering::Relaxed)
+    }
+
     fn follow(&self) {
         self.adapt(&mut lock(&self.options));
     }
 
-    /// Goes wherever the name of the server leads now, and pauses while that gets no new clients, or orders have made
+    /// Goes wherever the name of the server leads now, and pauses while that or the listener gets no new clients, or orders have made
     /// the backend one that needs sockets.
     fn adapt(&self, current: &mut ForwardOptions) {
         let terms = self.record.service.terms();
@@ -142,10 +156,10 @@ impl Forwarding {
         match what(&terms) {
             Ok((backend, _)) => {
                 // Without an address, it goes on with the last one.
-                if let Ok(options) = options(&terms, &self.listening) {
+                if let Ok(options) = options(&terms, &self.listening, self.is_drained()) {
                     wanted = options;
                 }
-                wanted.is_paused = !backend.takes_clients();
+                wanted.is_paused = self.is_drained() || !backend.takes_clients();
                 if wanted.server != current.server {
                     self.record.leads_to(wanted.server, backend);
                 }
@@ -198,7 +212,11 @@ fn what(terms: &Terms) -> Result<(&Arc<Backend>, Arc<BackendPlan>), String> {
 }
 
 /// What to forward, or what needs sockets.
-fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, String> {
+fn options(
+    terms: &Terms,
+    listening: &[SocketAddr],
+    is_drained: bool,
+) -> Result<ForwardOptions, String> {
     let plan = &terms.plan;
     let (backend, backend_plan) = what(terms)?;
     let addresses = backend.addresses();
@@ -213,7 +231,7 @@ fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, St
     set_keep_alive(&mut options, plan.peer_timeouts.keepalive);
     options.user_timeout = plan.peer_timeouts.user_timeout.time();
     options.bypass_firewall = plan.bypass_firewall;
-    options.is_paused = !backend.takes_clients();
+    options.is_paused = is_drained || !backend.takes_clients();
     Ok(options)
 }
 

@@ -165,7 +165,13 @@ pub(crate) fn run(
     deployment.apply(plan, || progress.running(), || Ok(()))?;
     let named = configuration.as_ref().map(|it| it.path.clone());
     let facts = Arc::new(Facts::new(command, named));
-    let admin = open_admin_socket(&plan.control, &facts, &deployment.process, &sender);
+    let admin = open_admin_socket(
+        &plan.control,
+        &facts,
+        diagnostics,
+        &deployment.process,
+        &sender,
+    );
     let mut running = Running {
         drain_timeout: plan.drain_timeout,
         control: plan.control.clone(),
@@ -220,11 +226,13 @@ pub(crate) fn run(
 fn open_admin_socket(
     control: &ControlArgs,
     facts: &Arc<Facts>,
+    diagnostics: &Diagnostics,
     process: &Arc<Process>,
     sender: &Sender<Event>,
 ) -> Option<AdminSocket> {
     let (sender, process) = (sender.clone(), Arc::clone(process));
-    let ask = move |question: admin::Question| match at_once(&process, &question) {
+    let diagnostics = diagnostics.clone();
+    let ask = move |question: admin::Question| match at_once(&process, &diagnostics, &question) {
         // Nobody receives if the client has gone away.
         Some(answer) => drop(question.answer.send(answer)),
         None => drop(sender.send(Event::Asked(question))),
@@ -234,12 +242,17 @@ fn open_admin_socket(
         .ok()
 }
 
-/// The answer to what concerns the backends. It does not wait for the main thread, which may wait for the names of a
-/// reload.
-fn at_once(process: &Process, question: &admin::Question) -> Option<Result<Value>> {
+/// The answer to what concerns the backends, or the log. It does not wait for the main thread, which may wait for the
+/// names of a reload.
+fn at_once(
+    process: &Process,
+    diagnostics: &Diagnostics,
+    question: &admin::Question,
+) -> Option<Result<Value>> {
     match &question.request {
         admin::Request::Backends => Some(Ok(json!({ "backends": process.backends.told() }))),
         admin::Request::Order(order) => Some(process.backends.obey(order, &question.by)),
+        admin::Request::Log(wanted) => Some(diagnostics.answer(*wanted, &question.by)),
         _ => None,
     }
 }
@@ -291,12 +304,23 @@ impl Running {
                 Ok(Event::Asked(question)) => {
                     let answer = match question.request {
                         admin::Request::Reload => self.reload(deadline.is_some()),
+                        admin::Request::Drain(_) | admin::Request::Undrain(_)
+                            if deadline.is_some() =>
+                        {
+                            Err(anyhow!("the process is ending"))
+                        }
+                        admin::Request::Drain(name) => self.deployment.drain(&name, &question.by),
+                        admin::Request::Undrain(name) => {
+                            self.deployment.undrain(&name, &question.by)
+                        }
                         admin::Request::Status => Ok(self.status()),
                         admin::Request::Listeners => {
                             Ok(json!({ "listeners": self.deployment.listeners_told() }))
                         }
                         // They have been answered at once.
-                        admin::Request::Backends | admin::Request::Order(_) => continue,
+                        admin::Request::Backends
+                        | admin::Request::Order(_)
+                        | admin::Request::Log(_) => continue,
                         admin::Request::Sessions(about) => {
                             self.deployment.process.sessions.answer(&about)
                         }

@@ -32,10 +32,12 @@ pub(crate) use self::client::{Answer, Failure, ask};
 pub(crate) use self::control_socket::ControlSocket;
 pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
+pub(crate) use self::refusal::NoListener;
 pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server};
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
 use crate::backend::Order;
+use crate::cli::Level;
 use crate::sessions::About;
 
 /// What a client asks of the main thread.
@@ -48,6 +50,12 @@ pub(crate) enum Request {
     Sessions(About),
     /// About a server of a backend.
     Order(Order),
+    /// A listener of this name takes no new clients.
+    Drain(String),
+    /// It takes clients again.
+    Undrain(String),
+    /// What is logged, from now on this.
+    Log(Option<Level>),
     Reload,
 }
 

@@ -1,5 +1,7 @@
 //! Why a request on the control socket gets no answer.
 
+use std::fmt;
+
 use hyper::StatusCode;
 
 #[derive(Debug)]
@@ -24,3 +26,15 @@ impl Refusal {
         self
     }
 }
+
+/// Which listener is asked for that is not there.
+#[derive(Debug)]
+pub(crate) struct NoListener(pub(crate) String);
+
+impl fmt::Display for NoListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoListener {}

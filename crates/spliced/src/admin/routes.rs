@@ -1,7 +1,9 @@
 //! What one can ask for: each path with a method is one entry of a table.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use hyper::{Method, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::{Value, json};
@@ -9,6 +11,7 @@ use serde_json::{Value, json};
 use super::Request;
 use super::refusal::Refusal;
 use crate::backend::{Act, Order};
+use crate::cli::Level;
 use crate::server_args::WEIGHT_MOST;
 use crate::session_args::SessionFilter;
 use crate::sessions::About;
@@ -123,6 +126,18 @@ pub(super) const ROUTES: &[Route] = &[
         Action::Ask(|_| Ok(Request::Listeners)),
         "listeners with their addresses and counts",
     ),
+    changing(
+        Method::POST,
+        "/v1/listeners/LISTENER/drain",
+        Action::Ask(|given| Ok(Request::Drain(given.name()))),
+        "the listener takes no new clients; those that it has go on",
+    ),
+    changing(
+        Method::POST,
+        "/v1/listeners/LISTENER/undrain",
+        Action::Ask(|given| Ok(Request::Undrain(given.name()))),
+        "the listener takes clients again",
+    ),
     reading(
         "/v1/backends",
         Action::Ask(|_| Ok(Request::Backends)),
@@ -188,6 +203,17 @@ pub(super) const ROUTES: &[Route] = &[
         Action::Ask(|given| Ok(Request::Sessions(About::Kill(given.number())))),
         "ends a session: both peers get a reset",
     ),
+    reading(
+        "/v1/log",
+        Action::Ask(|_| Ok(Request::Log(None))),
+        "the log level",
+    ),
+    changing(
+        Method::PUT,
+        "/v1/log",
+        Action::Ask(|given| Ok(Request::Log(Some(given.level()?)))),
+        "sets the log level to that of the query: ?level=LEVEL",
+    ),
     Route {
         path: "/v1/reload",
         method: Method::POST,
@@ -213,6 +239,11 @@ impl Given<'_> {
         numbers.next().unwrap_or_default()
     }
 
+    /// The only name in the path.
+    fn name(self) -> String {
+        self.words.into_iter().next().unwrap_or_default()
+    }
+
     /// About the backend and the server in the path.
     fn order(self, act: Act) -> Result<Request, Refusal> {
         let mut names = self.words.into_iter();
@@ -223,13 +254,31 @@ impl Given<'_> {
         }))
     }
 
+    /// The field `name` of the query, if it has nothing else.
+    fn only(&self, name: &str) -> Option<Cow<'_, str>> {
+        let mut pairs = form_urlencoded::parse(self.query.unwrap_or_default().as_bytes());
+        match (pairs.next(), pairs.next()) {
+            (Some((found, value)), None) if found == name => Some(value),
+            _ => None,
+        }
+    }
+
+    /// `level` of the query, which has nothing else.
+    fn level(&self) -> Result<Level, Refusal> {
+        let known = |value: Cow<'_, str>| Level::from_str(&value, false).ok();
+        self.only("level").and_then(known).ok_or_else(|| {
+            let names: Vec<_> = Level::value_variants().iter().map(|it| it.name()).collect();
+            let why = format!(
+                "the query is not ?level=LEVEL with one of {}",
+                names.join(", ")
+            );
+            Refusal::new(StatusCode::BAD_REQUEST, why)
+        })
+    }
+
     /// `weight` of the query, which has nothing else.
     fn weight(&self) -> Result<u16, Refusal> {
-        let mut pairs = form_urlencoded::parse(self.query.unwrap_or_default().as_bytes());
-        let weight = match (pairs.next(), pairs.next()) {
-            (Some((name, value)), None) if name == "weight" => value.parse().ok(),
-            _ => None,
-        };
+        let weight = self.only("weight").and_then(|value| value.parse().ok());
         let weight = weight.filter(|weight| *weight <= WEIGHT_MOST);
         weight.ok_or_else(|| {
             let why = format!("the query is not ?weight=N with a number from 0 to {WEIGHT_MOST}");
@@ -336,7 +385,11 @@ mod tests {
             let path = ["ID", "BACKEND", "SERVER"]
                 .iter()
                 .fold(route.path.to_owned(), |path, word| path.replace(word, "7"));
-            let query = Some("weight=7").filter(|_| route.method == Method::PUT);
+            let query = match path.ends_with("/log") {
+                true => "level=info",
+                false => "weight=7",
+            };
+            let query = Some(query).filter(|_| route.method == Method::PUT);
             find(&route.method, &path, query).expect("it is found");
             let is_read = route.method == Method::GET;
             assert_eq!(is_read, !route.changes, "{path}");

@@ -29,7 +29,7 @@ use super::clients::{Clients, Rank};
 use super::facts::Facts;
 use super::line::Line;
 use super::peer::{Peer, admit};
-use super::refusal::Refusal;
+use super::refusal::{NoListener, Refusal};
 use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
 use super::{Question, Request};
@@ -276,7 +276,9 @@ impl Conversation {
         match answered {
             Ok(Ok((Ok(value), share))) => Ok((value, share)),
             Ok(Ok((Err(error), _))) => {
-                let status = match error.is::<NoSession>() || error.is::<NoServer>() {
+                let is_nowhere =
+                    error.is::<NoSession>() || error.is::<NoServer>() || error.is::<NoListener>();
+                let status = match is_nowhere {
                     true => StatusCode::NOT_FOUND,
                     false => StatusCode::UNPROCESSABLE_ENTITY,
                 };

@@ -10,6 +10,7 @@ use super::facts::Facts;
 use super::socket::{AdminSocket, warn_unreachable};
 use super::{Question, Request};
 use crate::control_args::ControlArgs;
+use crate::diagnostics::Diagnostics;
 use crate::sessions::Survey;
 
 /// Such a relay.
@@ -29,23 +30,34 @@ where
     A: Fn(&Arc<Survey>) + Send + Sync + 'static,
 {
     /// Opens its control socket. Without, the relay runs as well.
-    pub(crate) fn open(self, control: &ControlArgs) -> (Arc<Facts>, Option<AdminSocket>) {
+    pub(crate) fn open(
+        self,
+        control: &ControlArgs,
+        diagnostics: &Diagnostics,
+    ) -> (Arc<Facts>, Option<AdminSocket>) {
         let facts = Arc::new(Facts::new("relay", None));
         let of_process = Arc::clone(&facts);
+        let diagnostics = diagnostics.clone();
         let ask = move |Question {
-                            request, answer, ..
+                            request,
+                            by,
+                            answer,
                         }: Question| {
             let told = match request {
                 Request::Sessions(about) => return (self.ask)(&Survey::new(about, answer)),
                 Request::Order(_) => Err(anyhow!(
                     "a relay of datagrams, SEQPACKET or VSOCK takes no orders about its target; stop the process instead"
                 )),
+                Request::Drain(_) | Request::Undrain(_) => Err(anyhow!(
+                    "a relay of datagrams, SEQPACKET or VSOCK does not drain its listener; stop the process instead"
+                )),
+                Request::Log(wanted) => diagnostics.answer(wanted, &by),
                 Request::Reload => Err(anyhow!("there is no configuration to read again")),
-                Request::Listeners => Ok(json!({ "listeners": self.listeners() })),
+                Request::Listeners => Ok(json!({ "listeners": self.listeners(&of_process) })),
                 Request::Backends => Ok(json!({ "backends": self.backends(&of_process) })),
                 Request::Status => Ok(json!({
                     "connections": (self.counts)().0,
-                    "listeners": self.listeners(),
+                    "listeners": self.listeners(&of_process),
                     "backends": self.backends(&of_process),
                 })),
             };
@@ -57,11 +69,13 @@ where
         (facts, socket)
     }
 
-    fn listeners(&self) -> Value {
+    fn listeners(&self, facts: &Facts) -> Value {
         let (open, total) = (self.counts)();
         json!([{
             "name": self.listening.first(),
             "addresses": self.listening,
+            "state": "listening",
+            "since": facts.started(),
             "connections": open,
             "counts": { "accepted": total },
         }])

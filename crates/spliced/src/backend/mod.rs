@@ -43,7 +43,7 @@ pub(crate) use self::control::Control;
 use self::drain::By;
 use self::health::Cause;
 pub(crate) use self::lease::{Flows, Lease};
-pub(crate) use self::order::{Act, NoServer, Order};
+pub(crate) use self::order::{Act, NoServer, Order, those};
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
 use self::queue::Queue;

@@ -163,7 +163,7 @@ impl NoServer {
 }
 
 /// Those that there are.
-fn those<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn those<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> String {
     let mut names: Vec<_> = names.collect();
     let more = names.len().saturating_sub(NAMED_MOST);
     names.truncate(NAMED_MOST);

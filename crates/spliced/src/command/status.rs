@@ -75,6 +75,7 @@ fn process(status: &Value) -> String {
         &[
             "LISTENER",
             "ADDRESS",
+            "STATE",
             ">OPEN",
             ">ACCEPTED",
             ">JOINED",
@@ -136,6 +137,7 @@ fn listener(listener: &Value) -> Vec<Vec<String>> {
     vec![vec![
         shown(&listener["name"]),
         addresses,
+        shown(&listener["state"]),
         shown(&listener["connections"]),
         count("accepted").to_string(),
         count("joined").to_string(),
@@ -191,7 +193,8 @@ mod tests {
                 "last_reload": {"time": "2026-11-27T00:00:00.000Z", "error": "line 3"},
             },
             "listeners": [{
-                "name": "web", "addresses": ["[::1]:80", "127.0.0.1:80"], "connections": 2,
+                "name": "web", "addresses": ["[::1]:80", "127.0.0.1:80"], "state": "draining",
+                "connections": 2,
                 "counts": {"accepted": 5, "joined": 2, "without_route": 1, "client_rate": 2},
             }],
             "backends": [{"name": "b", "servers": [
@@ -206,8 +209,8 @@ process 7: spliced 0.1.0 run /etc/\\u{1b}[31m.toml, draining, user 0, up 1m 1s, 
 control socket: /run/spliced/7.sock
 last reload: 2026-11-27T00:00:00.000Z, failed: line 3
 
-LISTENER  ADDRESS                OPEN  ACCEPTED  JOINED  RESET
-web       [::1]:80,127.0.0.1:80     2         5       2      3
+LISTENER  ADDRESS                STATE     OPEN  ACCEPTED  JOINED  RESET
+web       [::1]:80,127.0.0.1:80  draining     2         5       2      3
 
 BACKEND  SERVER       STATE        FOR  OPEN  TOTAL  FAILURES  WHY
 b        10.0.0.7:80  not checked    -     2      9         0  -

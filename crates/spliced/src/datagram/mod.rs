@@ -138,7 +138,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         },
         ask: move |survey: &Arc<Survey>| askers.iter().for_each(|ask| ask(survey)),
     };
-    let (facts, admin) = single.open(&shared.plan.control);
+    let (facts, admin) = single.open(&shared.plan.control, diagnostics);
     let mut draining_until = None;
     let mut left = workers.len();
     let mut result = Ok(());

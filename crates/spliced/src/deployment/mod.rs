@@ -6,6 +6,7 @@
 
 mod access_logs;
 mod announcement;
+mod drain;
 mod terms;
 
 use std::collections::BTreeMap;
@@ -16,12 +17,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, anyhow};
-use serde_json::{Value, json};
 use splice::{EngineChoice, Forward, Waker};
 
 use self::access_logs::AccessLogs;
 use self::announcement::announce;
 pub(crate) use self::announcement::log_missing_engines;
+use self::drain::Drain;
 use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
 use crate::backend::Backend;
@@ -57,8 +58,9 @@ struct Listening {
     addresses: Vec<SocketAddress>,
     wakers: Vec<Waker>,
     forwarding: Option<Arc<Forwarding>>,
-    /// Removes the file of a UNIX socket when it is dropped.
-    sockets: ListeningSockets,
+    /// Removes the file of a UNIX socket when it is dropped. `None` once it is drained.
+    sockets: Option<ListeningSockets>,
+    drain: Arc<Drain>,
 }
 
 /// A listener that is about to be added.
@@ -216,10 +218,10 @@ impl Deployment {
             }
             _ => own == address,
         };
-        let going = self
-            .listeners
-            .iter()
-            .find(|(key, listening)| !stays(key) && listening.addresses.iter().any(collides));
+        let going = self.listeners.iter().find(|(key, listening)| {
+            let is_bound = listening.sockets.is_some();
+            !stays(key) && is_bound && listening.addresses.iter().any(collides)
+        });
         match going {
             Some((_, listening)) => anyhow!(
                 "cannot listen on {address}: listener {} of this process holds it until this change is \
@@ -315,11 +317,15 @@ impl Deployment {
             let Some(listening) = self.listeners.get(&key(&terms.plan)) else {
                 continue;
             };
+            // It binds with the access of its plan when it listens again.
+            let Some(sockets) = &listening.sockets else {
+                continue;
+            };
             let before = listening.service.terms().plan.file_access;
             let wanted = terms.plan.file_access;
             if before != wanted {
-                changes.extend(listening.sockets.change_of_access(before, wanted)?);
-            } else if let Some(why) = listening.sockets.why_unreachable() {
+                changes.extend(sockets.change_of_access(before, wanted)?);
+            } else if let Some(why) = sockets.why_unreachable() {
                 tracing::warn!("listener {}: {why}", terms.plan.name);
             }
         }
@@ -344,29 +350,36 @@ impl Deployment {
         Ok(())
     }
 
-    /// Listens on what was bound. A loop that has failed ends the process, so it may miss its part.
+    /// Listens on what was bound.
     fn add(&mut self, key: String, bound: Bound) {
         let Bound {
             service,
             mut sockets,
         } = bound;
-        let by_thread = std::mem::take(&mut sockets.by_thread);
-        let mut wakers = Vec::new();
-        for (worker, of_thread) in iter::zip(&self.workers, by_thread) {
-            for socket in of_thread {
-                wakers.extend(worker.listen(socket, sockets.shared, Arc::clone(&service)));
-            }
-        }
-        announce(&service.terms(), &sockets.addresses);
+        let wakers = self.listen(&service, &mut sockets);
         let forwarding = Forwarding::start(&service, &sockets.addresses);
         let listening = Listening {
             service,
             forwarding,
             addresses: sockets.addresses.clone(),
             wakers,
-            sockets,
+            sockets: Some(sockets),
+            drain: Drain::listening(),
         };
         self.listeners.insert(key, listening);
+    }
+
+    /// Accepts from now on. A loop that has failed ends the process, so it may miss its part.
+    fn listen(&self, service: &Arc<Service>, sockets: &mut ListeningSockets) -> Vec<Waker> {
+        let by_thread = std::mem::take(&mut sockets.by_thread);
+        let mut wakers = Vec::new();
+        for (worker, of_thread) in iter::zip(&self.workers, by_thread) {
+            for socket in of_thread {
+                wakers.extend(worker.listen(socket, sockets.shared, Arc::clone(service)));
+            }
+        }
+        announce(&service.terms(), &sockets.addresses);
+        wakers
     }
 
     /// Changes a listener to the terms of a reload.
@@ -389,7 +402,10 @@ impl Deployment {
                 self.former_forwardings.push((at, Arc::clone(forwarding)));
                 listening.forwarding = None;
             }
-            None => listening.forwarding = Forwarding::start(service, &listening.addresses),
+            None if listening.sockets.is_some() => {
+                listening.forwarding = Forwarding::start(service, &listening.addresses);
+            }
+            None => {}
         }
     }
 
@@ -413,8 +429,11 @@ impl Deployment {
                 self.former_forwardings
                     .push((now.checked_add(time), forwarding));
             }
-            for address in &listening.addresses {
-                tracing::info!("no longer listening on {address}");
+            // A drained one has stopped before.
+            if listening.sockets.is_some() {
+                for address in &listening.addresses {
+                    tracing::info!("no longer listening on {address}");
+                }
             }
             false
         });
@@ -439,20 +458,6 @@ impl Deployment {
         services.chain(forwardings).min()
     }
 
-    /// The listeners, and what has been counted.
-    pub(crate) fn listeners_told(&self) -> Value {
-        let listener = |listening: &Listening| {
-            let service = &listening.service;
-            json!({
-                "name": service.terms().plan.name,
-                "addresses": listening.addresses.iter().map(SocketAddress::to_string).collect::<Vec<_>>(),
-                "connections": service.connection_limit.count(),
-                "counts": service.counts,
-            })
-        };
-        self.listeners.values().map(listener).collect()
-    }
-
     pub(crate) fn reopen_access_logs(&self) {
         self.access_logs.reopen();
     }
@@ -463,6 +468,9 @@ impl Deployment {
         for listening in self.listeners.values() {
             listening.wakers.iter().for_each(Waker::close);
             listening.forwarding.iter().for_each(|one| one.close());
+            if listening.sockets.is_some() {
+                listening.drain.begin();
+            }
         }
         // A loop reads its messages in order, so these come after the listeners have closed.
         for worker in &self.workers {

@@ -132,7 +132,7 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
             asked.notify();
         },
     };
-    relay.told = Some(single.open(&relay.plan.control));
+    relay.told = Some(single.open(&relay.plan.control, diagnostics));
     let result = relay.run();
     relay.control.inbox.close();
     relay.told = None;

@@ -4,6 +4,8 @@ mod added;
 mod clients;
 mod drained;
 mod kept;
+mod listeners;
+mod log;
 mod orders;
 mod servers;
 mod sessions;
@@ -82,12 +84,11 @@ fn relay_to_nobody() -> (Scratch, PathBuf, Relay) {
     (scratch, socket, relay)
 }
 
-/// `run/spliced` in an image, which belongs to its user.
-fn run_directory(image: &Path) -> PathBuf {
+/// Gives the user of an image `run/spliced`.
+fn make_run_directory(image: &Path) {
     let directory = image.join("run/spliced");
     fs::create_dir_all(&directory).expect("made");
     chown(&directory, Some(65532), Some(65532)).expect("given away");
-    directory
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn an_image_with_another_root_as_user_65532_is_asked_and_reloaded() {
     }
     let scratch = Scratch::new("control").expect("a directory");
     let root = image(&scratch);
-    let run = run_directory(&root);
+    make_run_directory(&root);
     let arguments = ["run", "--config", "/c.toml"];
     let relay = Relay::spawn(&mut in_image(&root, &arguments));
     let status = found(&relay);
@@ -244,7 +245,7 @@ fn without_a_directory_one_warning_says_what_to_do_and_the_relay_runs() {
         assert!(told.contains(part), "no {part:?} in {told:?}");
     }
     // Once somebody makes the directory, it is used.
-    let run = run_directory(&root);
+    make_run_directory(&root);
     relay.wait_logged("reach this process now");
     found(&relay);
     assert_eq!(relay.lines_logged("cannot reach this process"), 1);

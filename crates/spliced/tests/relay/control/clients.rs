@@ -10,7 +10,7 @@ use std::thread;
 use netlab::{Process, Scratch};
 
 use super::orders::to;
-use super::{answers, curl};
+use super::{answers, curl, relay_to_nobody};
 use crate::patience::{PATIENCE, until};
 use crate::relay::{BINARY, Relay, command, limit_with};
 use crate::server::Server;

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::sessions::{as_user, join};
-use super::{CONFIGURATION, answers, image, in_image};
+use super::{CONFIGURATION, answers, image, in_image, make_run_directory};
 use crate::doctor::for_anybody;
 use crate::patience::until;
 use crate::relay::{Relay, command, output};
@@ -210,7 +210,7 @@ fn a_configuration_is_the_file_and_not_its_path_in_another_root() {
     }
     let scratch = Scratch::new("control").expect("a directory");
     let root = image(&scratch);
-    let run = run_directory(&root);
+    make_run_directory(&root);
     // The same path here and there.
     let path = scratch.write("c.toml", CONFIGURATION).expect("written");
     let there = root.join(path.strip_prefix("/").expect("an absolute path"));

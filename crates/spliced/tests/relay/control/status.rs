@@ -1,12 +1,11 @@
 //! What `spliced status` says of a server.
 
-use netlab::Scratch;
 use serde_json::Value;
 
-use super::answers;
+use super::relay_to_nobody;
 use crate::patience::until_found;
 use crate::peer::Peer;
-use crate::relay::{Relay, command, output};
+use crate::relay::{command, output};
 
 /// It has no checks and no other server beside it, so that it stays in use.
 #[test]
