@@ -44,7 +44,7 @@ pub(crate) struct ServerArgs {
 ///
 /// Its checks go on, too, and clients that wait for it get another server. If no other one is left, clients are reset.
 /// The log says when its last connection has ended. It stays drained, also after a reload, until 'spliced undrain' or
-/// until a reload changes what the configuration says of it (disabled).
+/// until a reload changes what the configuration says of it (disabled), or removes it when it has no connections.
 ///
 /// Without options, it drains the server of the only process that has it, of those that this user may ask. If several
 /// have it, it refuses to choose; with --config, it drains it in all processes that run this file.

@@ -173,7 +173,7 @@ impl Pool {
             _ if weightless == count => format!("all {count} servers have the weight 0"),
             _ if drained + weightless == count => {
                 format!(
-                    "of {count} servers, {drained} are drained and {weightless} have the weight 0"
+                    "of {count} servers, {drained} drained and {weightless} with the weight 0"
                 )
             }
             _ if drained > 0 => format!("no server is up, and {drained} of {count} are drained"),

@@ -107,7 +107,7 @@ fn every_way_to_choose_a_server_passes_over_those_that_get_no_clients() {
         Peer::is_reset_by(&stage.address);
         let logged = stage.wait_logged("no target: ");
         assert!(
-            logged.contains("of 4 servers, 3 are drained and 1 have the weight 0"),
+            logged.contains("of 4 servers, 3 drained and 1 with the weight 0"),
             "{logged}"
         );
         assert_eq!(stage.count("without_server"), 1);
