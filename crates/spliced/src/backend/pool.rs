@@ -172,9 +172,7 @@ impl Pool {
             _ if drained == count => format!("all {count} servers are drained"),
             _ if weightless == count => format!("all {count} servers have the weight 0"),
             _ if drained + weightless == count => {
-                format!(
-                    "of {count} servers, {drained} drained and {weightless} with the weight 0"
-                )
+                format!("of {count} servers, {drained} drained and {weightless} with the weight 0")
             }
             _ if drained > 0 => format!("no server is up, and {drained} of {count} are drained"),
             _ => "no server is up".into(),
