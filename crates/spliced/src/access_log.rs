@@ -92,6 +92,11 @@ impl AccessLog {
         }
     }
 
+    /// How many lines were dropped so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.queue.dropped()
+    }
+
     /// Whether everything is written, and nobody else may write more.
     pub(crate) fn is_over(&self) -> bool {
         self.queue.is_over()
@@ -112,6 +117,12 @@ impl AccessLog {
                 lines(finished.lost)
             );
         }
+    }
+}
+
+impl fmt::Display for AccessLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.fmt(f)
     }
 }
 

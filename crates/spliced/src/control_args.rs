@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use splice::Address;
 
 use crate::file_access::group;
 
@@ -28,6 +29,11 @@ pub(crate) struct ControlArgs {
     /// Group whose members may read there, a name or a number [default: none].
     #[arg(long, value_name = "GROUP", value_parser = group)]
     pub(crate) control_read_group: Option<u32>,
+
+    /// TCP address on which Prometheus reads what is counted, such as 127.0.0.1:9500. It answers GET /metrics and
+    /// nothing else [default: none].
+    #[arg(long, value_name = "ADDRESS", value_parser = metrics)]
+    pub(crate) metrics: Option<Address>,
 }
 
 /// The processes to ask.
@@ -50,6 +56,21 @@ impl ControlArgs {
             control_group: self.control_group.or(others.control_group),
             control_read: self.control_read.clone().or(others.control_read),
             control_read_group: self.control_read_group.or(others.control_read_group),
+            metrics: self.metrics.clone().or(others.metrics),
         }
+    }
+}
+
+/// The address for metrics.
+///
+/// # Errors
+/// If it is none of TCP.
+pub(crate) fn metrics(text: &str) -> Result<Address, String> {
+    match text.parse().map_err(|error: splice::Error| error.to_string())? {
+        address @ Address::Inet { .. } => Ok(address),
+        _ => Err(
+            "it is no address of TCP such as 127.0.0.1:9500; the control socket has the metrics, too"
+                .into(),
+        ),
     }
 }

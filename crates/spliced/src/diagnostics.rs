@@ -85,6 +85,11 @@ impl Diagnostics {
         Ok(json!({ "level": level.name() }))
     }
 
+    /// How many lines were dropped so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.queue.dropped()
+    }
+
     /// Writes why the program failed, after everything that was logged before.
     pub(crate) fn say(&self, sentence: &str) {
         self.queue

@@ -9,6 +9,7 @@ use crate::connection_limit::ConnectionPermit;
 use crate::service::{Counts, Service, Terms};
 use crate::sessions::{Entry, Session};
 use crate::socket_address::SocketAddress;
+use crate::tally::Ending;
 
 /// Starts the echo on this loop.
 pub(crate) fn spawn(
@@ -21,7 +22,8 @@ pub(crate) fn spawn(
 ) {
     Counts::add(&service.counts.accepted);
     let id = service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1;
-    let session = Session::new(id, Arc::clone(&terms.plan), peer);
+    let tally = terms.tallies.without_backend();
+    let session = Session::new(id, Arc::clone(&terms.plan), peer, tally);
     // It is over with the last of those who hold it, even if the echo ends before it has begun.
     let entry = Arc::new(OnceLock::new());
     let echo = Echo {
@@ -39,10 +41,13 @@ pub(crate) fn spawn(
             let waker = cx.spawn(task);
             let _ = entry.set(service.process.sessions.enter(&session, waker));
         }
-        Err(error) => service
-            .warnings
-            .engine_refused
-            .emit(|_| tracing::error!("{error}")),
+        Err(error) => {
+            session.ended(None, Ending::Other);
+            service
+                .warnings
+                .engine_refused
+                .emit(|_| tracing::error!("{error}"));
+        }
     }
 }
 
@@ -58,6 +63,11 @@ impl Echo {
     fn ended(self, outcome: &Outcome) {
         let Outcome { reason, moved, .. } = outcome;
         tracing::debug!("echoed {} bytes to a client: {reason}", moved.a_to_b);
+        let ending = match reason {
+            Reason::Shutdown if self.session.is_killed() => Ending::Killed,
+            other => Ending::from(*other),
+        };
+        self.session.ended(Some(outcome), ending);
         match reason {
             Reason::Shutdown if self.session.is_killed() => {}
             Reason::Shutdown => {

@@ -21,6 +21,7 @@ use crate::plan::{
 };
 use crate::service::{Counts, Destination, Route, Service, Terms};
 use crate::socket_address::SocketAddress;
+use crate::tally::Tally;
 
 /// The forwarded connections of one listener.
 pub(crate) struct Forwarding {
@@ -354,6 +355,7 @@ impl Record {
                 begun,
             } => {
                 service.counts.accepted.fetch_add(begun, Ordering::Relaxed);
+                tally(&service.terms()).opened(begun);
                 let mut all = lock(&self.open);
                 let of_server = all.by_server.entry(server).or_default();
                 let permit = || service.connection_limit.acquire_beyond_limit();
@@ -381,12 +383,22 @@ impl OfServer {
     }
 }
 
+/// Where its connections are counted: they have one backend.
+fn tally(terms: &Terms) -> &Tally {
+    let backend = terms.backends().next();
+    terms.tallies.with(backend.map_or("", |it| it.name()))
+}
+
 fn ended(service: &Service, one: &Forwarded) {
+    let terms = service.terms();
+    let tally = tally(&terms);
+    tally.moved([one.client_to_server_bytes, one.server_to_client_bytes]);
+    tally.ended(Some(EngineName::Segment), one.end.into());
     match one.end {
         ForwardEnd::Refused | ForwardEnd::TimedOut => {
             Counts::add(&service.counts.without_server);
             // Its SYN went to one address only. The next client's goes to another one.
-            for backend in service.terms().backends() {
+            for backend in terms.backends() {
                 backend.failed_at(&SocketAddress::Inet(one.server));
             }
         }
@@ -401,7 +413,7 @@ fn ended(service: &Service, one: &Forwarded) {
         "connection {id} ended: {}; engine segment: from the SYN on",
         one.end
     );
-    let Some(log) = &service.terms().access_log else {
+    let Some(log) = &terms.access_log else {
         return;
     };
     log.write(&Entry {

@@ -71,6 +71,8 @@ struct State {
     in_flight: usize,
     /// Lines that were dropped after those that wait, and not yet reported.
     dropped: u64,
+    /// All lines that were dropped so far.
+    dropped_in_all: u64,
     /// The writer waits for a line; waking it costs a system call.
     asleep: bool,
     reopen: bool,
@@ -127,6 +129,7 @@ impl LogQueue {
         let mut state = self.0.0.lock();
         if state.ended || state.waiting.len() >= self.0.0.capacity_lines {
             state.dropped += 1;
+            state.dropped_in_all += 1;
             return;
         }
         state.waiting.push_back(line);
@@ -134,6 +137,11 @@ impl LogQueue {
             drop(state);
             self.0.0.to_writer.notify_one();
         }
+    }
+
+    /// How many lines were dropped so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.0.0.lock().dropped_in_all
     }
 
     /// Has the file reopened. Lines that are pushed from now on go to the new file.

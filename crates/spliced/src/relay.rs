@@ -32,6 +32,7 @@ use crate::control_args::ControlArgs;
 use crate::deployment::{Deployment, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
+use crate::metrics::Metrics;
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::refusal::WrongUsage;
 use crate::resource_limit::raise_descriptor_limit;
@@ -231,13 +232,14 @@ fn open_admin_socket(
     sender: &Sender<Event>,
 ) -> Option<AdminSocket> {
     let (sender, process) = (sender.clone(), Arc::clone(process));
+    let metrics = Metrics::of_process(&process, diagnostics);
     let diagnostics = diagnostics.clone();
     let ask = move |question: admin::Question| match at_once(&process, &diagnostics, &question) {
         // Nobody receives if the client has gone away.
         Some(answer) => drop(question.answer.send(answer)),
         None => drop(sender.send(Event::Asked(question))),
     };
-    AdminSocket::open(control, Arc::clone(facts), ask)
+    AdminSocket::open(control, Arc::clone(facts), metrics, ask)
         .inspect_err(admin::warn_unreachable)
         .ok()
 }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use serde::Serialize;
 use splice::{Address, EngineChoice, EngineName, Limits, Options};
@@ -16,6 +16,7 @@ use crate::plan::ListenerPlan;
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::roster::Roster;
 use crate::sessions::Sessions;
+use crate::tally::{OfListener, Tallies};
 
 /// What all listeners of the process share.
 pub(crate) struct Process {
@@ -29,6 +30,8 @@ pub(crate) struct Process {
     /// Counts the connections of all listeners.
     pub(crate) connections: Arc<ConnectionLimit>,
     pub(crate) sessions: Arc<Sessions>,
+    pub(crate) tallies: Tallies,
+    services: Mutex<Vec<Weak<Service>>>,
 }
 
 impl Process {
@@ -42,6 +45,8 @@ impl Process {
             backends: Backends::default(),
             connections: ConnectionLimit::none(),
             sessions: Arc::default(),
+            tallies: Tallies::default(),
+            services: Mutex::default(),
         })
     }
 }
@@ -50,6 +55,20 @@ impl Process {
     /// What names the connection `id` of this process everywhere and for ever.
     pub(crate) fn unique_id(&self, id: u64) -> String {
         format!("{:016x}-{id:x}", self.random)
+    }
+
+    /// The listeners that there are, and former ones as long as they have connections.
+    pub(crate) fn services(&self) -> Vec<Arc<Service>> {
+        let services = self.services.lock();
+        let services = services.unwrap_or_else(PoisonError::into_inner);
+        services.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn add(&self, service: &Arc<Service>) {
+        let services = self.services.lock();
+        let mut services = services.unwrap_or_else(PoisonError::into_inner);
+        services.retain(|former| former.strong_count() > 0);
+        services.push(Arc::downgrade(service));
     }
 }
 
@@ -72,6 +91,8 @@ pub(crate) struct Terms {
     pub(crate) routes: Vec<Route>,
     /// A route needs the address that the client has connected to.
     pub(crate) asks_for_local_address: bool,
+    /// Where its sessions are counted.
+    pub(crate) tallies: OfListener,
 }
 
 /// A route whose backend has been found.
@@ -136,15 +157,17 @@ pub(crate) struct Warnings {
 impl Service {
     pub(crate) fn new(process: &Arc<Process>, terms: Terms) -> Arc<Self> {
         let most = terms.plan.max_connections;
-        Arc::new(Self {
+        let service = Arc::new(Self {
             process: Arc::clone(process),
             connection_limit: ConnectionLimit::within(&process.connections, most),
-            terms: RwLock::new(Arc::new(terms)),
+            terms: RwLock::new(Arc::new(terms.counted(process))),
             client_limit: Arc::default(),
             connections: Arc::default(),
             counts: Counts::default(),
             warnings: Warnings::default(),
-        })
+        });
+        process.add(&service);
+        service
     }
 
     /// The terms for a connection that begins now.
@@ -156,7 +179,8 @@ impl Service {
     /// Sets the terms for connections from now on.
     pub(crate) fn set_terms(&self, terms: Terms) {
         self.connection_limit.set_most(terms.plan.max_connections);
-        *self.terms.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(terms);
+        let terms = Arc::new(terms.counted(&self.process));
+        *self.terms.write().unwrap_or_else(PoisonError::into_inner) = terms;
     }
 }
 
@@ -193,7 +217,15 @@ impl Terms {
             access_log,
             routes,
             asks_for_local_address,
+            tallies: OfListener::default(),
         }
+    }
+
+    /// With the tallies that `process` has for it.
+    fn counted(self, process: &Process) -> Self {
+        let backends = self.backends().map(|backend| backend.name());
+        let tallies = process.tallies.of_listener(&self.plan.name, backends);
+        Self { tallies, ..self }
     }
 
     /// Every client gets back what it sends.

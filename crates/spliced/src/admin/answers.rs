@@ -18,6 +18,7 @@ const SHORT_MOST_BYTES: usize = 64 << 10;
 pub(super) struct Answers {
     to_readers: Arc<Semaphore>,
     to_others: Arc<Semaphore>,
+    to_scrapers: Arc<Semaphore>,
 }
 
 /// A share of what is held, given back on drop. There is none if an answer is short.
@@ -34,10 +35,12 @@ struct Held {
 
 impl Default for Answers {
     fn default() -> Self {
-        let [to_readers, to_others] = [(); 2].map(|()| Arc::new(Semaphore::new(AT_ONCE)));
+        let [to_readers, to_others, to_scrapers] =
+            [(); 3].map(|()| Arc::new(Semaphore::new(AT_ONCE)));
         Self {
             to_readers,
             to_others,
+            to_scrapers,
         }
     }
 }
@@ -46,6 +49,7 @@ impl Answers {
     /// Waits for a share.
     pub(super) async fn share(&self, rank: Rank) -> Share {
         let shares = match rank {
+            Rank::Scrapes => &self.to_scrapers,
             Rank::Reads => &self.to_readers,
             Rank::Orders => &self.to_others,
         };
@@ -59,7 +63,11 @@ impl Answers {
 impl Share {
     /// What a client gets, which has the share until it is sent.
     pub(super) fn bytes(self, value: &Value) -> Bytes {
-        let text = format!("{value}\n");
+        self.text(format!("{value}\n"))
+    }
+
+    /// The same for a text.
+    pub(super) fn text(self, text: String) -> Bytes {
         match text.len() > SHORT_MOST_BYTES {
             true => Bytes::from_owner(Held { text, _share: self }),
             false => Bytes::from(text),

@@ -1,7 +1,7 @@
 //! The clients of the control sockets: how many there are at once, and who makes room for another one.
 //!
 //! A client counts until its descriptor is closed. Those who may only read have a bound of their own, so that they keep
-//! nobody out who gives orders.
+//! nobody out who gives orders, and so have those who read the metrics by TCP.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,9 +15,14 @@ const CLIENTS_MOST: usize = 256;
 /// The most of them who may only read.
 const READERS_MOST: usize = 192;
 
+/// The most clients by TCP, who may read the metrics. They take no seat of the others.
+const SCRAPERS_MOST: usize = 32;
+
 /// What a client may do. Nobody makes room for those of a lower rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
+    /// To read the metrics by TCP.
+    Scrapes,
     /// To read, or nothing at all.
     Reads,
     /// To change something, too.
@@ -114,6 +119,11 @@ impl Drop for Seat {
 }
 
 fn is_full(seated: &VecDeque<Client>, rank: Rank) -> bool {
-    let readers = seated.iter().filter(|client| client.rank == Rank::Reads);
-    seated.len() >= CLIENTS_MOST || rank == Rank::Reads && readers.count() >= READERS_MOST
+    let most = match rank {
+        Rank::Scrapes => SCRAPERS_MOST,
+        Rank::Reads => READERS_MOST,
+        Rank::Orders => CLIENTS_MOST,
+    };
+    let of_rank = seated.iter().filter(|client| client.rank == rank);
+    seated.len() >= CLIENTS_MOST || of_rank.count() >= most
 }

@@ -9,6 +9,8 @@ use std::time::SystemTime;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 
+use crate::metrics::About;
+
 /// What is known of the process, whatever its main thread does.
 #[derive(Debug)]
 pub(crate) struct Facts {
@@ -23,6 +25,9 @@ pub(crate) struct Facts {
 struct Changing {
     drains: bool,
     reloads: u64,
+    failed_reloads: u64,
+    /// When the last one has succeeded.
+    reloaded: Option<SystemTime>,
     last_reload: Option<Reload>,
 }
 
@@ -53,16 +58,36 @@ impl Facts {
     /// A reload has ended.
     pub(crate) fn reloaded(&self, error: Option<String>) {
         let mut changing = self.changing();
-        changing.reloads += u64::from(error.is_none());
-        changing.last_reload = Some(Reload {
-            at: SystemTime::now(),
-            error,
-        });
+        let at = SystemTime::now();
+        match error {
+            None => {
+                changing.reloads += 1;
+                changing.reloaded = Some(at);
+            }
+            Some(_) => changing.failed_reloads += 1,
+        }
+        changing.last_reload = Some(Reload { at, error });
     }
 
     /// When, as it is shown.
     pub(super) fn started(&self) -> String {
         time(self.started)
+    }
+
+    /// The same for metrics.
+    pub(super) fn about(&self) -> About {
+        let changing = self.changing();
+        let last = changing.last_reload.as_ref();
+        About {
+            version: env!("SPLICED_VERSION"),
+            command: self.command,
+            started: self.started,
+            drains: changing.drains,
+            reloads: changing.reloads,
+            failed_reloads: changing.failed_reloads,
+            configured: changing.reloaded.unwrap_or(self.started),
+            last_reload_failed: last.is_some_and(|reload| reload.error.is_some()),
+        }
     }
 
     pub(super) fn told(&self) -> Value {

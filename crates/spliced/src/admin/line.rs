@@ -1,13 +1,14 @@
 //! The connection of a client.
 
 use std::io::{self, ErrorKind, IoSlice};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Sleep, sleep};
 
 use super::clients::Seat;
@@ -16,18 +17,36 @@ use super::reserve::Reserve;
 /// How long a client may read nothing of its answer.
 const UNREAD_WITHIN: Duration = Duration::from_secs(5);
 
+/// A socket of the event loop.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// The socket without the loop.
+    fn into_descriptor(self) -> io::Result<OwnedFd>;
+}
+
 /// A connection that fails once the client has not read for a while. Its client has a seat until it is closed.
-pub(super) struct Line {
+pub(super) struct Line<S: Stream> {
     /// `None` once it is closed, which is before the seat is given back.
-    stream: Option<UnixStream>,
+    stream: Option<S>,
     _seat: Seat,
     reserve: Arc<Reserve>,
     /// Runs while the client has to read before there is room for more.
     unread: Option<Pin<Box<Sleep>>>,
 }
 
-impl Line {
-    pub(super) fn new(stream: UnixStream, seat: Seat, reserve: Arc<Reserve>) -> Self {
+impl Stream for UnixStream {
+    fn into_descriptor(self) -> io::Result<OwnedFd> {
+        self.into_std().map(OwnedFd::from)
+    }
+}
+
+impl Stream for TcpStream {
+    fn into_descriptor(self) -> io::Result<OwnedFd> {
+        self.into_std().map(OwnedFd::from)
+    }
+}
+
+impl<S: Stream> Line<S> {
+    pub(super) fn new(stream: S, seat: Seat, reserve: Arc<Reserve>) -> Self {
         Self {
             stream: Some(stream),
             _seat: seat,
@@ -36,7 +55,7 @@ impl Line {
         }
     }
 
-    fn stream(&mut self) -> Pin<&mut UnixStream> {
+    fn stream(&mut self) -> Pin<&mut S> {
         // It is there until drop.
         Pin::new(self.stream.as_mut().expect("it is open"))
     }
@@ -60,15 +79,15 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl<S: Stream> Drop for Line<S> {
     fn drop(&mut self) {
-        if let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) {
-            self.reserve.take(stream.into());
+        if let Some(Ok(socket)) = self.stream.take().map(S::into_descriptor) {
+            self.reserve.take(socket);
         }
     }
 }
 
-impl AsyncRead for Line {
+impl<S: Stream> AsyncRead for Line<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -78,7 +97,7 @@ impl AsyncRead for Line {
     }
 }
 
-impl AsyncWrite for Line {
+impl<S: Stream> AsyncWrite for Line<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

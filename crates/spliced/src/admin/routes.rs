@@ -54,6 +54,8 @@ enum Action {
     Index,
     /// What is known of the process, whatever its main thread does.
     Process,
+    /// What is counted, whatever the main thread does.
+    Metrics,
     /// The process.
     Ask(fn(Given<'_>) -> Result<Request, Refusal>),
 }
@@ -79,6 +81,7 @@ pub(super) struct Found {
 pub(super) enum Asked {
     Index,
     Process,
+    Metrics,
     Main(Request),
 }
 
@@ -109,7 +112,11 @@ const fn changing(
     }
 }
 
+/// Where Prometheus asks by default.
+pub(super) const METRICS: &str = "/metrics";
+
 pub(super) const ROUTES: &[Route] = &[
+    reading(METRICS, Action::Metrics, "what is counted, as OpenMetrics"),
     reading("/v1", Action::Index, "the paths that there are"),
     reading(
         "/v1/status",
@@ -346,6 +353,7 @@ pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<F
     let asked = match &route.action {
         Action::Index => Asked::Index,
         Action::Process => Asked::Process,
+        Action::Metrics => Asked::Metrics,
         Action::Ask(request) => Asked::Main(request(Given { words, query })?),
     };
     Ok(Found {

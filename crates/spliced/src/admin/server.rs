@@ -3,6 +3,8 @@
 //! Nobody waits for a client: each is a task, with bounds on its time, its header, its body and its answers.
 
 use std::convert::Infallible;
+use std::io;
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body as _, Bytes, Incoming};
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::header::{self, ALLOW, CACHE_CONTROL, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request as HttpRequest, Response, StatusCode};
@@ -25,15 +27,18 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::answers::{Answers, Share};
-use super::clients::{Clients, Rank};
+use super::clients::{Clients, Rank, Seat};
 use super::facts::Facts;
-use super::line::Line;
+use super::line::{Line, Stream};
 use super::peer::{Peer, admit};
 use super::refusal::{NoListener, Refusal};
 use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
+use super::scraper::Scraper;
+use super::scraping::Scraping;
 use super::{Question, Request};
 use crate::backend::NoServer;
+use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::sessions::NoSession;
 
 /// How long a client may take for a header, for a body, or until its next request.
@@ -51,6 +56,8 @@ const HEADER_MOST_FIELDS: usize = 64;
 
 /// No request has a body by now, but a client may send one.
 const BODY_MOST_BYTES: usize = 64 << 10;
+
+const JSON: &str = "application/json";
 
 /// What clients of one socket may do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,8 +78,9 @@ pub(super) struct Server {
 struct Shared {
     ask: Box<dyn Fn(Question) + Send + Sync>,
     facts: Arc<Facts>,
+    scraper: Arc<Scraper>,
     clients: Arc<Clients>,
-    answers: Answers,
+    answers: Arc<Answers>,
 }
 
 impl Server {
@@ -82,6 +90,7 @@ impl Server {
     /// If the thread or its event loop cannot be created.
     pub(super) fn start(
         facts: Arc<Facts>,
+        metrics: Metrics,
         ask: impl Fn(Question) + Send + Sync + 'static,
     ) -> Result<Self> {
         let reserve =
@@ -102,9 +111,10 @@ impl Server {
             .context("cannot start the thread of the control socket")?;
         let shared = Shared {
             ask: Box::new(ask),
+            scraper: Scraper::new(Arc::clone(&facts), metrics),
             facts,
             clients: Arc::default(),
-            answers: Answers::default(),
+            answers: Arc::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -128,22 +138,64 @@ impl Server {
             return Ok(());
         };
         client.set_nonblocking(true)?;
-        let waits = Arc::clone(&seat.waits);
-        let conversation = Conversation {
+        let conversation = Arc::new(Conversation {
             peer,
             access,
             rank,
             shared: Arc::clone(&self.shared),
-            waits: Arc::clone(&waits),
+            waits: Arc::clone(&seat.waits),
+        });
+        self.begin(
+            seat,
+            || tokio::net::UnixStream::from_std(client),
+            move |request| {
+                let conversation = Arc::clone(&conversation);
+                async move { conversation.reply(request).await }
+            },
+        )
+    }
+
+    /// Serves `client`, who has come by TCP, with the metrics and nothing else.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub(super) fn serve_metrics(&self, client: TcpStream) -> Result<()> {
+        let Some(seat) = self.shared.clients.seat(Rank::Scrapes) else {
+            return Ok(());
         };
+        client.set_nonblocking(true)?;
+        let scraping = Arc::new(Scraping {
+            scraper: Arc::clone(&self.shared.scraper),
+            answers: Arc::clone(&self.shared.answers),
+        });
+        self.begin(
+            seat,
+            || tokio::net::TcpStream::from_std(client),
+            move |request| {
+                let scraping = Arc::clone(&scraping);
+                async move { scraping.reply(request).await }
+            },
+        )
+    }
+
+    /// Answers what comes on `stream`.
+    fn begin<S: Stream, R>(
+        &self,
+        seat: Seat,
+        stream: impl FnOnce() -> io::Result<S>,
+        reply: impl Fn(HttpRequest<Incoming>) -> R + Send + 'static,
+    ) -> Result<()>
+    where
+        R: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+    {
+        let waits = Arc::clone(&seat.waits);
         let line = {
             let _runtime = self.runtime.enter();
-            let stream = tokio::net::UnixStream::from_std(client)?;
-            Line::new(stream, seat, Arc::clone(&self.reserve))
+            Line::new(stream()?, seat, Arc::clone(&self.reserve))
         };
         let task = self.runtime.spawn(async move {
             // A client that goes away misses only its own answer.
-            let _ = timeout(STAY_WITHIN, converse(line, conversation)).await;
+            let _ = timeout(STAY_WITHIN, converse(line, reply)).await;
         });
         self.shared.clients.can_leave(&waits, task.abort_handle());
         Ok(())
@@ -161,6 +213,12 @@ impl Server {
     }
 }
 
+/// What is answered.
+enum Told {
+    Json(Value),
+    Metrics(String),
+}
+
 /// What the requests of one client have in common.
 struct Conversation {
     peer: Result<Peer, String>,
@@ -170,11 +228,16 @@ struct Conversation {
     waits: Arc<AtomicBool>,
 }
 
-async fn converse(line: Line, conversation: Conversation) -> Result<()> {
-    let conversation = Arc::new(conversation);
+async fn converse<S: Stream, R>(
+    line: Line<S>,
+    reply: impl Fn(HttpRequest<Incoming>) -> R,
+) -> Result<()>
+where
+    R: Future<Output = Response<Full<Bytes>>>,
+{
     let service = service_fn(move |request| {
-        let conversation = Arc::clone(&conversation);
-        async move { Ok::<_, Infallible>(conversation.reply(request).await) }
+        let response = reply(request);
+        async move { Ok::<_, Infallible>(response.await) }
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
@@ -190,8 +253,13 @@ async fn converse(line: Line, conversation: Conversation) -> Result<()> {
 
 impl Conversation {
     async fn reply(&self, request: HttpRequest<Incoming>) -> Response<Full<Bytes>> {
+        let mut kind = JSON;
         let (status, body, allow) = match self.answer(request).await {
-            Ok((value, share)) => (StatusCode::OK, share.bytes(&value), None),
+            Ok((Told::Json(value), share)) => (StatusCode::OK, share.bytes(&value), None),
+            Ok((Told::Metrics(text), share)) => {
+                kind = CONTENT_TYPE;
+                (StatusCode::OK, share.text(text), None)
+            }
             Err(refusal) => {
                 let value = json!({ "error": refusal.sentence });
                 let body = Bytes::from(format!("{value}\n"));
@@ -201,8 +269,7 @@ impl Conversation {
         let mut response = Response::new(Full::new(body));
         *response.status_mut() = status;
         let headers = response.headers_mut();
-        let json = HeaderValue::from_static("application/json");
-        headers.insert(CONTENT_TYPE, json);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(allow) = allow.and_then(|allow| HeaderValue::try_from(allow).ok()) {
             headers.insert(ALLOW, allow);
@@ -211,7 +278,7 @@ impl Conversation {
     }
 
     /// What is answered, with its share of what all clients together hold.
-    async fn answer(&self, request: HttpRequest<Incoming>) -> Result<(Value, Share), Refusal> {
+    async fn answer(&self, request: HttpRequest<Incoming>) -> Result<(Told, Share), Refusal> {
         admit(&self.peer, geteuid().as_raw())?;
         let uri = request.uri();
         let found = routes::find(request.method(), uri.path(), uri.query())?;
@@ -223,17 +290,24 @@ impl Conversation {
         }
         read_body(request.into_body()).await?;
         match found.asked {
-            Asked::Index => Ok((routes::index(), Share::default())),
-            Asked::Process => Ok((self.process(), Share::default())),
+            Asked::Index => Ok((Told::Json(routes::index()), Share::default())),
+            Asked::Process => Ok((Told::Json(self.process()), Share::default())),
+            Asked::Metrics => Ok(self.metrics().await),
             Asked::Main(request) => {
                 let has_process = request == Request::Status;
                 let (mut told, share) = self.ask(found.route, &found.path, request).await?;
                 if has_process {
                     told["process"] = self.process();
                 }
-                Ok((told, share))
+                Ok((Told::Json(told), share))
             }
         }
+    }
+
+    /// What is counted.
+    async fn metrics(&self) -> (Told, Share) {
+        let share = self.shared.answers.share(self.rank).await;
+        (Told::Metrics(self.shared.scraper.text().await), share)
     }
 
     /// What the process says of itself on this socket.

@@ -11,6 +11,7 @@ use super::socket::{AdminSocket, warn_unreachable};
 use super::{Question, Request};
 use crate::control_args::ControlArgs;
 use crate::diagnostics::Diagnostics;
+use crate::metrics::Metrics;
 use crate::sessions::Survey;
 
 /// Such a relay.
@@ -26,7 +27,7 @@ pub(crate) struct Single<C, A> {
 
 impl<C, A> Single<C, A>
 where
-    C: Fn() -> (u64, u64) + Send + Sync + 'static,
+    C: Fn() -> (u64, u64) + Clone + Send + Sync + 'static,
     A: Fn(&Arc<Survey>) + Send + Sync + 'static,
 {
     /// Opens its control socket. Without, the relay runs as well.
@@ -37,6 +38,8 @@ where
     ) -> (Arc<Facts>, Option<AdminSocket>) {
         let facts = Arc::new(Facts::new("relay", None));
         let of_process = Arc::clone(&facts);
+        let listener = self.listening.first().cloned().unwrap_or_default();
+        let metrics = Metrics::of_single(listener, self.counts.clone(), diagnostics);
         let diagnostics = diagnostics.clone();
         let ask = move |Question {
                             request,
@@ -64,7 +67,7 @@ where
             // Nobody receives if the client has gone away.
             let _ = answer.send(told);
         };
-        let socket = AdminSocket::open(control, Arc::clone(&facts), ask);
+        let socket = AdminSocket::open(control, Arc::clone(&facts), metrics, ask);
         let socket = socket.inspect_err(warn_unreachable).ok();
         (facts, socket)
     }

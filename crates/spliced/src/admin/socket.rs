@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::mem;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -15,12 +16,14 @@ use rustix::net::sockopt;
 use super::Question;
 use super::directories;
 use super::facts::Facts;
+use super::metrics_socket;
 use super::name::Name;
 use super::run_directory::RunDirectory;
 use super::server::{Access, Server};
 use super::taken::Taken;
 use crate::control_args::ControlArgs;
 use crate::listener::SocketFile;
+use crate::metrics::Metrics;
 
 /// How often a process that is asked nothing looks whether the file of its socket is still there.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -40,6 +43,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) struct AdminSocket {
     server: Arc<Server>,
     held: Vec<Arc<Mutex<Held>>>,
+    /// The process is ending, so it takes no address for metrics any more.
+    is_ending: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -69,12 +74,18 @@ impl AdminSocket {
     pub(crate) fn open(
         control: &ControlArgs,
         facts: Arc<Facts>,
+        metrics: Metrics,
         ask: impl Fn(Question) + Send + Sync + 'static,
     ) -> Result<Self> {
         let mut socket = Self {
-            server: Arc::new(Server::start(facts, ask)?),
+            server: Arc::new(Server::start(facts, metrics, ask)?),
             held: Vec::new(),
+            is_ending: Arc::default(),
         };
+        if let Some(address) = &control.metrics {
+            let (server, is_ending) = (Arc::clone(&socket.server), Arc::clone(&socket.is_ending));
+            metrics_socket::open(address.clone(), server, is_ending)?;
+        }
         let places = match &control.control {
             Some(path) => vec![Place::given(path)?],
             None => Place::of_this_user(),
@@ -116,6 +127,7 @@ impl AdminSocket {
 
     /// Leaves the socket to others, unless this process has it.
     pub(crate) fn stop_waiting(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
         for held in &self.held {
             let mut held = lock(held);
             *held = match mem::replace(&mut *held, Held::NoMore) {
@@ -128,6 +140,7 @@ impl AdminSocket {
 
 impl Drop for AdminSocket {
     fn drop(&mut self) {
+        self.is_ending.store(true, Ordering::Relaxed);
         for held in &self.held {
             *lock(held) = Held::NoMore;
         }
@@ -337,7 +350,7 @@ mod tests {
     use std::fs;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::time::Instant;
 
     use netlab::{Scratch, until};
@@ -358,7 +371,7 @@ mod tests {
             ..ControlArgs::default()
         };
         let facts = Arc::new(Facts::new("run", None));
-        let socket = AdminSocket::open(&control, facts, ask).expect("a thread");
+        let socket = AdminSocket::open(&control, facts, Metrics::none(), ask).expect("a thread");
         (socket, asked)
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::config::listener::number_of;
 use crate::config::value::{Table, Value};
-use crate::control_args::ControlArgs;
+use crate::control_args::{ControlArgs, metrics};
 use crate::file_access::group;
 
 /// Where the control socket of the process is, and who may ask there.
@@ -26,6 +26,13 @@ pub(super) fn read(table: &Table<'_>) -> ControlArgs {
         &mut control.control_read_group,
         |value| number_of(value, group),
     );
+    section.set_some("metrics", &mut control.metrics, |value| {
+        let text = value.text()?;
+        metrics(text).map_or_else(
+            |why| value.refuse(format!("{text:?} cannot be used: {why}")),
+            Some,
+        )
+    });
     if control.control_read.is_none() && section.get("control_read_group").is_some() {
         section.notes.mistake(
             &section.at("control_read_group"),

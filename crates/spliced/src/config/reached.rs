@@ -74,6 +74,11 @@ const KEYS: &[(Place, &str, &str)] = &[
         "[process]\ncontrol_read = 'y'\ncontrol_read_group = 7",
         "control_read_group: Some(7)",
     ),
+    (
+        Place::Process,
+        "[process]\nmetrics = '127.0.0.1:9500'",
+        "metrics: Some(Inet { host: \"127.0.0.1\", port: 9500 })",
+    ),
     (Place::Listener, "name = 'l'", "name: \"l\""),
     (
         Place::Listener,

@@ -17,6 +17,7 @@ use crate::race::Turn;
 use crate::resource_limit::words;
 use crate::service::Counts;
 use crate::socket_address::has_connected;
+use crate::tally::Ending;
 use crate::target::Lookup;
 
 /// How long the name of a server is waited for where a fallback could serve the client: a name server that works has
@@ -70,7 +71,10 @@ impl Connection {
             }
             Pick::QueueFull => {
                 Counts::add(&self.service.counts.queue_full);
-                self.give_up("its servers are busy and their queue is full")
+                self.give_up(
+                    "its servers are busy and their queue is full",
+                    Ending::QueueFull,
+                )
             }
             Pick::NoneLeft(why_none) => match self.fallback.take() {
                 Some(fallback) => self.choose(cx, fallback),

@@ -15,6 +15,7 @@ use crate::rate_limited_warning::more;
 use crate::resource_limit::words;
 use crate::service::{Counts, Destination};
 use crate::socket_address::SocketAddress;
+use crate::tally::Ending;
 use crate::target::is_own;
 
 impl Connection {
@@ -103,10 +104,11 @@ impl Connection {
 
     pub(super) fn turn_away(&mut self, excess: Excess) -> Step {
         let counts = &self.service.counts;
-        Counts::add(match excess {
-            Excess::Connections(_) => &counts.client_connections,
-            Excess::NewPerSecond(_) => &counts.client_rate,
-        });
+        let (count, ending) = match excess {
+            Excess::Connections(_) => (&counts.client_connections, Ending::ClientConnections),
+            Excess::NewPerSecond(_) => (&counts.client_rate, Ending::ClientRate),
+        };
+        Counts::add(count);
         let why = excess.to_string();
         self.service.warnings.client_limit.emit(|suppressed| {
             tracing::warn!(
@@ -115,7 +117,7 @@ impl Connection {
                 more(suppressed)
             );
         });
-        self.reset(&why)
+        self.reset(&why, ending)
     }
 
     /// Reads as much as a decision needs, and acts on it. Bytes that came in time count even if this is the

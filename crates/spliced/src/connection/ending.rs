@@ -9,6 +9,7 @@ use super::Connection;
 use crate::rate_limited_warning::more;
 use crate::service::Counts;
 use crate::socket_address::SocketAddress;
+use crate::tally::Ending;
 
 impl Connection {
     /// Resets the connection to the server. It may be established by now, and the server must not see
@@ -46,22 +47,22 @@ impl Connection {
                 );
             });
         }
-        self.reset(why)
+        self.reset(why, Ending::NoRoute)
     }
 
     /// Ends without a server.
     pub(super) fn fail(&mut self, why: &str) -> Step {
         Counts::add(&self.service.counts.without_server);
-        self.give_up(why)
+        self.give_up(why, Ending::NoServer)
     }
 
     /// Warns, and resets the client, or tells it if it has asked for its destination.
-    pub(super) fn give_up(&mut self, why: &str) -> Step {
-        if self.is_told_of_failure(why) {
+    pub(super) fn give_up(&mut self, why: &str, ending: Ending) -> Step {
+        if self.is_told_of_failure(why, ending) {
             return Step::Done;
         }
         self.warn(why);
-        self.reset(why)
+        self.reset(why, ending)
     }
 
     pub(super) fn warn(&self, why: &str) {
@@ -82,7 +83,7 @@ impl Connection {
     }
 
     /// Resets the client, since it could take an end of stream for an empty answer.
-    pub(super) fn reset(&mut self, why: &str) -> Step {
+    pub(super) fn reset(&mut self, why: &str, ending: Ending) -> Step {
         if let Some(client) = self.client.take()
             && self.client_kind != Kind::Unix
         {
@@ -91,7 +92,7 @@ impl Connection {
         }
         self.abandon_server();
         if let Some(record) = self.record.take() {
-            record.write(None, why);
+            record.write(None, why, ending);
         }
         Step::Done
     }
@@ -100,7 +101,8 @@ impl Connection {
         self.client = None;
         self.abandon_server();
         if let Some(record) = self.record.take() {
-            record.write(None, &format!("reset by client {when}"));
+            let why = format!("reset by client {when}");
+            record.write(None, &why, Ending::ClientGone);
         }
         Step::Done
     }

@@ -11,6 +11,7 @@ use super::{Connection, State};
 use crate::plan::ProxyVersion;
 use crate::resource_limit::words;
 use crate::service::Counts;
+use crate::tally::Ending;
 
 /// What a PostgreSQL server answers if it does TLS.
 const TLS_ACCEPTED: &[u8; 1] = b"S";
@@ -206,6 +207,7 @@ impl Connection {
                 Step::Become(pair)
             }
             Err(error) => {
+                session.ended(None, Ending::Other);
                 self.service
                     .warnings
                     .engine_refused

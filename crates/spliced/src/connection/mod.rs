@@ -51,6 +51,7 @@ use crate::resource_limit::words;
 use crate::service::{Counts, Service, Terms};
 use crate::sessions::{KILLED, Phase};
 use crate::socket_address::SocketAddress;
+use crate::tally::Ending;
 use crate::target::Question;
 
 const CLIENT: u8 = 0;
@@ -265,7 +266,10 @@ impl Connection {
             }
             State::Queued { .. } => {
                 Counts::add(&self.service.counts.queue_timeout);
-                self.give_up("no server was free within the time in the queue")
+                self.give_up(
+                    "no server was free within the time in the queue",
+                    Ending::QueueTimeout,
+                )
             }
             State::Sending { .. } => self.fail("the target does not take the first bytes"),
             State::AskingForTls => self.fail("the target does not answer when asked for TLS"),
@@ -358,15 +362,21 @@ impl Task for Connection {
 
     fn close(&mut self, _cx: &mut Context<'_>) {
         match &self.record {
-            Some(record) if record.is_killed() => drop(self.reset(KILLED)),
-            Some(record) if record.is_cut() => drop(self.reset("its listener was removed")),
+            Some(record) if record.is_killed() => {
+                drop(self.reset(KILLED, Ending::Killed));
+            }
+            Some(record) if record.is_cut() => {
+                drop(self.reset("its listener was removed", Ending::ListenerRemoved));
+            }
             _ if self.place().is_some_and(|place| place.seat.is_cut()) => {
-                drop(self.reset("its server was removed"));
+                drop(self.reset("its server was removed", Ending::ServerRemoved));
             }
             _ => {
                 let cut_short = &self.service.process.cut_short;
                 cut_short.fetch_add(1, Ordering::Relaxed);
-                self.fail("shutdown before the target was reached");
+                Counts::add(&self.service.counts.without_server);
+                let why = "shutdown before the target was reached";
+                self.give_up(why, Ending::CutShort);
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::roster::Seat;
 use crate::service::{Service, Terms};
 use crate::sessions::{Entry, KILLED, Phase, Session};
 use crate::socket_address::SocketAddress;
+use crate::tally::Ending;
 
 /// One connection of a client, for the logs. It holds the connection's permit.
 pub(super) struct Record {
@@ -43,7 +44,8 @@ impl Record {
         service: Arc<Service>,
     ) -> Self {
         let id = service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Session::new(id, Arc::clone(&terms.plan), client);
+        let tally = terms.tallies.without_backend();
+        let session = Session::new(id, Arc::clone(&terms.plan), client, tally);
         Self {
             connected_at: session.accepted_at(),
             session,
@@ -122,7 +124,9 @@ impl Record {
     }
 
     pub(super) fn wants(&mut self, backend: &Arc<Backend>) {
-        self.session.facts().backend = Some(Arc::clone(backend));
+        let mut facts = self.session.facts();
+        facts.backend = Some(Arc::clone(backend));
+        facts.tally = Arc::clone(self.terms.tallies.with(backend.name()));
     }
 
     /// This server was picked.
@@ -177,20 +181,20 @@ impl Record {
             }
             other => other.to_string(),
         };
-        let mut why = why;
+        let (mut why, mut ending) = (why, Ending::from(outcome.reason));
         if outcome.reason == Reason::Shutdown {
             if self.is_killed() {
-                why = KILLED.into();
+                (why, ending) = (KILLED.into(), Ending::Killed);
             } else if self.is_cut() {
-                why = "its listener was removed".into();
+                (why, ending) = ("its listener was removed".into(), Ending::ListenerRemoved);
             } else if self.place.as_ref().is_some_and(|(_, seat)| seat.is_cut()) {
-                why = "its server was removed".into();
+                (why, ending) = ("its server was removed".into(), Ending::ServerRemoved);
             } else if self
                 .place
                 .as_ref()
                 .is_some_and(|(_, seat)| seat.is_purged())
             {
-                why = "its server went down".into();
+                (why, ending) = ("its server went down".into(), Ending::ServerDown);
             } else {
                 let cut_short = &self.service.process.cut_short;
                 cut_short.fetch_add(1, Ordering::Relaxed);
@@ -206,7 +210,7 @@ impl Record {
         if outcome.reason == Reason::Refused {
             self.warn_of_refusal(&outcome.why_engine);
         }
-        self.write(Some(outcome), &why);
+        self.write(Some(outcome), &why, ending);
     }
 
     fn warn_of_refusal(&self, why: &str) {
@@ -227,7 +231,8 @@ impl Record {
     }
 
     /// Writes the access log; without an outcome there was no pair.
-    pub(super) fn write(self, outcome: Option<&Outcome>, why: &str) {
+    pub(super) fn write(self, outcome: Option<&Outcome>, why: &str, ending: Ending) {
+        self.session.ended(outcome, ending);
         match outcome {
             Some(Outcome {
                 engine, why_engine, ..

@@ -27,6 +27,7 @@ use super::{Connection, State};
 use crate::backend::Resolution;
 use crate::service::Counts;
 use crate::socket_address::SocketAddress;
+use crate::tally::Ending;
 use crate::target::is_own;
 
 /// How often a client's rest is read before it is closed: 64 KiB, which is what a client may have sent before
@@ -137,7 +138,7 @@ impl Connection {
                     return self.resolve(cx, destination);
                 }
                 handshake::Step::Refuse { reply, why } => {
-                    return self.turn_down(&reply, &why.to_string());
+                    return self.turn_down(&reply, &why.to_string(), Ending::NoRoute);
                 }
             }
         }
@@ -180,7 +181,11 @@ impl Connection {
             return Step::Done;
         };
         let reply = asked.handshake.refused(Failure::Other);
-        self.answer_and_close(&reply, "ended by the client before its name was resolved")
+        self.answer_and_close(
+            &reply,
+            "ended by the client before its name was resolved",
+            Ending::ClientGone,
+        )
     }
 
     /// The name has been resolved.
@@ -218,7 +223,7 @@ impl Connection {
         };
         Counts::add(&self.service.counts.denied);
         let reply = asked.handshake.refused(Failure::NotAllowed);
-        self.turn_down(&reply, &format!("not allowed: {why}"))
+        self.turn_down(&reply, &format!("not allowed: {why}"), Ending::Denied)
     }
 
     /// `address`, of those in the order `tried`, has taken the connection.
@@ -248,7 +253,7 @@ impl Connection {
     }
 
     /// Tells the client that its destination cannot be reached. `false` if it has asked for none.
-    pub(super) fn is_told_of_failure(&mut self, why: &str) -> bool {
+    pub(super) fn is_told_of_failure(&mut self, why: &str, ending: Ending) -> bool {
         let Some(asked) = &self.asked else {
             return false;
         };
@@ -260,18 +265,18 @@ impl Connection {
             Some(_) => Failure::Other,
         };
         let reply = asked.handshake.refused(failure);
-        self.turn_down(&reply, why);
+        self.turn_down(&reply, why, ending);
         true
     }
 
-    fn turn_down(&mut self, reply: &[u8], why: &str) -> Step {
+    fn turn_down(&mut self, reply: &[u8], why: &str, ending: Ending) -> Step {
         self.warn(why);
         self.abandon_server();
-        self.answer_and_close(reply, why)
+        self.answer_and_close(reply, why, ending)
     }
 
     /// The client is to read the answer, so it gets no reset.
-    fn answer_and_close(&mut self, reply: &[u8], why: &str) -> Step {
+    fn answer_and_close(&mut self, reply: &[u8], why: &str, ending: Ending) -> Step {
         let answered = self.reply(reply);
         if let Some(client) = self.client.take()
             && answered.is_ok()
@@ -287,7 +292,7 @@ impl Connection {
             }
         }
         if let Some(record) = self.record.take() {
-            record.write(None, why);
+            record.write(None, why, ending);
         }
         Step::Done
     }

@@ -187,6 +187,7 @@ impl Deployment {
                 (None, None) => {}
             }
         }
+        self.process.tallies.forget_unused();
         // Only now no route leads to them.
         gone.iter().for_each(Backend::retire);
     }

@@ -28,6 +28,7 @@ use crate::peer_timeouts::PeerTimeouts;
 use crate::resource_limit::limit_met;
 use crate::service::Service;
 use crate::socket_address::{SocketAddress, keep_urgent_bytes};
+use crate::tally::NotAccepted;
 
 /// The most connections that one turn of a loop accepts. A turn with 32 bulk flows takes some 40 ms on a
 /// busy machine. When each turn accepted one connection, the last of 50 simultaneous clients waited 50
@@ -109,8 +110,12 @@ impl Listener {
             }
             Err(errno) => match Failure::of(errno) {
                 Failure::NoneWaits => false,
-                Failure::ThisOne => true,
+                Failure::ThisOne => {
+                    self.not_accepted(NotAccepted::Gone);
+                    true
+                }
                 Failure::Shortage => {
+                    self.not_accepted(why_not_accepted(errno));
                     self.service.warnings.shortage.emit(|_| {
                         tracing::warn!(
                             "no connection can be accepted for now: {}; raise the limit or lower \
@@ -125,6 +130,11 @@ impl Listener {
                 }
             },
         }
+    }
+
+    fn not_accepted(&self, why: NotAccepted) {
+        let terms = self.service.terms();
+        terms.tallies.without_backend().not_accepted(why);
     }
 
     /// Applies the timeouts of a reload. The socket has them for later connections. Those that wait in the
@@ -171,6 +181,15 @@ impl Listener {
             }
         }
         Step::Wait
+    }
+}
+
+/// What is used up.
+fn why_not_accepted(errno: Errno) -> NotAccepted {
+    match errno {
+        Errno::MFILE | Errno::NFILE => NotAccepted::Descriptors,
+        Errno::NOBUFS | Errno::NOMEM => NotAccepted::Memory,
+        _ => NotAccepted::Other,
     }
 }
 

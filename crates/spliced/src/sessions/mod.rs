@@ -55,6 +55,14 @@ pub(crate) struct Sessions {
     shards: [Mutex<BTreeMap<u64, Entered>>; SHARDS],
 }
 
+/// How far somebody has come who looks at all sessions, some at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    shard: usize,
+    /// The first id of which nothing is known.
+    from: u64,
+}
+
 struct Entered {
     session: Arc<Session>,
     /// Reaches the connection, and the pair that it becomes.
@@ -94,23 +102,38 @@ impl Sessions {
     /// Calls `each` with every session, some at a time and without a lock. One that is accepted or ends meanwhile may be
     /// missing.
     fn visit(&self, mut each: impl FnMut(&[Arc<Session>])) {
-        let mut some = Vec::with_capacity(CHUNK);
-        for shard in &self.shards {
-            let mut from = 0;
-            loop {
-                {
-                    let entered = lock(shard);
-                    let next = entered.range(from..).take(CHUNK);
-                    some.extend(next.map(|(_, entered)| Arc::clone(&entered.session)));
-                }
-                let Some(last) = some.last() else {
-                    break;
-                };
-                from = last.id() + 1;
+        let mut place = Place::default();
+        while self.visit_some(&mut place, &mut each) {}
+    }
+
+    /// Goes on with [`CHUNK`] sessions at most. Returns whether there may be more.
+    pub(crate) fn visit_some(
+        &self,
+        place: &mut Place,
+        each: &mut impl FnMut(&[Arc<Session>]),
+    ) -> bool {
+        let Some(shard) = self.shards.get(place.shard) else {
+            return false;
+        };
+        let some: Vec<_> = {
+            let entered = lock(shard);
+            let next = entered.range(place.from..).take(CHUNK);
+            next.map(|(_, entered)| Arc::clone(&entered.session))
+                .collect()
+        };
+        match some.last() {
+            Some(last) => {
+                place.from = last.id() + 1;
                 each(&some);
-                some.clear();
+            }
+            None => {
+                *place = Place {
+                    shard: place.shard + 1,
+                    from: 0,
+                }
             }
         }
+        true
     }
 
     fn get(&self, id: u64) -> Result<Arc<Session>, NoSession> {
@@ -195,7 +218,7 @@ mod tests {
     fn session(id: u64) -> Arc<Session> {
         let address: Address = "127.0.0.1:80".parse().expect("an address");
         let plan = ListenerPlan::of_one(address, Action::Reset);
-        Session::new(id, Arc::new(plan), None)
+        Session::new(id, Arc::new(plan), None, &Arc::default())
     }
 
     fn ids(sessions: &Sessions) -> Vec<u64> {

@@ -1,15 +1,16 @@
 //! One session, as its connection tells it and others read it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use splice::{EngineName, Observer};
+use splice::{EngineName, Observer, Outcome};
 
 use crate::backend::Backend;
 use crate::plan::{Action, ListenerPlan};
 use crate::socket_address::SocketAddress;
+use crate::tally::{Ending, Tally};
 
 /// How far a session has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -53,11 +54,12 @@ pub(crate) struct Session {
     /// Up to the pair, which knows more.
     phase: AtomicU8,
     killed: AtomicBool,
+    /// Of the bytes to the target, and of those to the client, what its tallies have.
+    accounted_bytes: [AtomicU64; 2],
     facts: Mutex<Facts>,
 }
 
 /// What becomes known of a session. It changes a few times in its life.
-#[derive(Default)]
 pub(crate) struct Facts {
     pub(crate) client: Option<SocketAddress>,
     /// What names the connection in the logs of all proxies, escaped.
@@ -76,6 +78,8 @@ pub(crate) struct Facts {
     pub(crate) pair: Option<Observer>,
     /// Why `auto` never tries the pair with `segment`.
     pub(crate) never_spliced: Option<&'static str>,
+    /// Where its bytes and its end are counted.
+    pub(crate) tally: Arc<Tally>,
 }
 
 impl Session {
@@ -83,16 +87,19 @@ impl Session {
         id: u64,
         listener: Arc<ListenerPlan>,
         client: Option<SocketAddress>,
+        tally: &Arc<Tally>,
     ) -> Arc<Self> {
+        tally.opened(1);
         Arc::new(Self {
             id,
             listener,
             accepted_at: Instant::now(),
             phase: AtomicU8::new(Phase::Deciding as u8),
             killed: AtomicBool::new(false),
+            accounted_bytes: Default::default(),
             facts: Mutex::new(Facts {
                 client,
-                ..Facts::default()
+                ..Facts::counted_in(tally)
             }),
         })
     }
@@ -138,6 +145,41 @@ impl Session {
         self.killed.load(Ordering::Relaxed)
     }
 
+    /// Adds what has moved since the last time to its tally. Returns that, and the engine that has the pair.
+    ///
+    /// Whoever adds it first has taken it from all others, however old what they have read is.
+    pub(crate) fn account(&self) -> (Arc<Tally>, Option<EngineName>) {
+        let (tally, passed_on, pair) = {
+            let facts = self.facts();
+            (
+                Arc::clone(&facts.tally),
+                facts.passed_on_bytes,
+                facts.pair.clone(),
+            )
+        };
+        let moved = pair.as_ref().map(Observer::counters).unwrap_or_default();
+        self.account_up_to(&tally, [moved.a_to_b + passed_on, moved.b_to_a]);
+        let engine = pair.map(|pair| pair.engine().0);
+        (tally, engine)
+    }
+
+    /// Its end is counted, and what has moved until then.
+    pub(crate) fn ended(&self, outcome: Option<&Outcome>, ending: Ending) {
+        let facts = self.facts();
+        let moved = outcome.map(|outcome| outcome.moved).unwrap_or_default();
+        let bytes = [moved.a_to_b + facts.passed_on_bytes, moved.b_to_a];
+        self.account_up_to(&facts.tally, bytes);
+        facts
+            .tally
+            .ended(outcome.map(|outcome| outcome.engine), ending);
+    }
+
+    fn account_up_to(&self, tally: &Tally, bytes: [u64; 2]) {
+        let before = [0, 1]
+            .map(|to: usize| self.accounted_bytes[to].fetch_max(bytes[to], Ordering::Relaxed));
+        tally.moved([0, 1].map(|to: usize| bytes[to].saturating_sub(before[to])));
+    }
+
     #[cfg(test)]
     pub(super) fn try_facts(&self) -> Option<MutexGuard<'_, Facts>> {
         self.facts.try_lock().ok()
@@ -150,6 +192,23 @@ impl Session {
 }
 
 impl Facts {
+    /// Nothing is known yet.
+    fn counted_in(tally: &Arc<Tally>) -> Self {
+        Self {
+            client: None,
+            unique_id: None,
+            server_name: None,
+            backend: None,
+            server: None,
+            asked: None,
+            target: None,
+            passed_on_bytes: 0,
+            pair: None,
+            never_spliced: None,
+            tally: Arc::clone(tally),
+        }
+    }
+
     /// Where the client is to go: the server that was reached, or what it has asked for, or the backend.
     pub(crate) fn wanted(&self) -> String {
         match (&self.target, &self.asked, &self.backend) {

@@ -1,0 +1,46 @@
+//! The listeners: their limits, and how near they are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::family::Family;
+use crate::service::Service;
+
+/// What is known of the listeners of one name: one, and former ones that still have connections.
+#[derive(Default)]
+struct Listener {
+    open: u64,
+    /// `None`: no limit.
+    most: Option<u64>,
+}
+
+pub(super) fn families(services: &[Arc<Service>]) -> Vec<Family> {
+    let mut listeners = BTreeMap::<_, Listener>::new();
+    for service in services {
+        let name = service.terms().plan.name.clone();
+        let listener = listeners.entry(name).or_default();
+        listener.open += service.connection_limit.count() as u64;
+        // The last one is that of the configuration.
+        listener.most = service.terms().plan.max_connections.map(u64::from);
+    }
+    let mut open = open();
+    let mut most = Family::gauge(
+        "spliced_listener_max_connections",
+        "The limit of the listener on connections (max_connections), if it has one.",
+    );
+    for (name, listener) in listeners {
+        let labels = || vec![("listener", name.clone())];
+        open.add(labels(), listener.open);
+        if let Some(limit) = listener.most {
+            most.add(labels(), limit);
+        }
+    }
+    vec![open, most]
+}
+
+pub(super) fn open() -> Family {
+    Family::gauge(
+        "spliced_listener_open_connections",
+        "Clients of the listener that are connected, and count for its limit.",
+    )
+}

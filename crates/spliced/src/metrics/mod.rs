@@ -1,0 +1,138 @@
+//! What a process counts, for Prometheus and others that read OpenMetrics.
+//!
+//! ```text
+//! connections ──▶ tally            a few times in the life of a session
+//!                   ▲
+//!                   │ what was moved since the last time
+//! Scrape ──go_on──▶ sessions       some at a time, on the thread of whoever asks
+//!   │
+//!   └─text──▶ families (a file a noun) ──▶ exposition
+//! ```
+//!
+//! Nothing here reads a client or knows a socket: whoever serves the text is in `admin/`.
+
+mod exposition;
+mod family;
+mod listeners;
+mod logs;
+mod process;
+mod servers;
+mod sessions;
+
+use std::sync::Arc;
+
+pub(crate) use self::exposition::CONTENT_TYPE;
+use self::family::Family;
+pub(crate) use self::process::About;
+use self::sessions::Look;
+use crate::diagnostics::Diagnostics;
+use crate::service::Process;
+
+/// What is read at each scrape.
+pub(crate) struct Metrics {
+    source: Source,
+    /// Of the log on standard error.
+    dropped: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+enum Source {
+    Process(Arc<Process>),
+    /// A relay with one listener whose threads keep their sessions to themselves.
+    Single {
+        listener: String,
+        /// The sessions that are open, and how many there were so far.
+        counts: Box<dyn Fn() -> (u64, u64) + Send + Sync>,
+    },
+}
+
+/// One reading of all metrics.
+pub(crate) struct Scrape<'a> {
+    metrics: &'a Metrics,
+    look: Look,
+}
+
+impl Metrics {
+    pub(crate) fn of_process(process: &Arc<Process>, diagnostics: &Diagnostics) -> Self {
+        Self {
+            source: Source::Process(Arc::clone(process)),
+            dropped: dropped(diagnostics),
+        }
+    }
+
+    /// Of a relay of datagrams, SEQPACKET or VSOCK. `counts` has the sessions that are open, and how many there were.
+    pub(crate) fn of_single(
+        listener: String,
+        counts: impl Fn() -> (u64, u64) + Send + Sync + 'static,
+        diagnostics: &Diagnostics,
+    ) -> Self {
+        let counts = Box::new(counts);
+        Self {
+            source: Source::Single { listener, counts },
+            dropped: dropped(diagnostics),
+        }
+    }
+
+    /// Of a test.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        let counts = Box::new(|| (0, 0));
+        Self {
+            source: Source::Single {
+                listener: String::new(),
+                counts,
+            },
+            dropped: Box::new(|| 0),
+        }
+    }
+
+    pub(crate) fn scrape(&self) -> Scrape<'_> {
+        Scrape {
+            metrics: self,
+            look: Look::default(),
+        }
+    }
+}
+
+impl Scrape<'_> {
+    /// Looks at some sessions. Returns whether there may be others.
+    pub(crate) fn go_on(&mut self) -> bool {
+        match &self.metrics.source {
+            Source::Process(process) => self.look.go_on(&process.sessions),
+            Source::Single { .. } => false,
+        }
+    }
+
+    /// The text, once all sessions have been looked at.
+    pub(crate) fn text(self, about: &About) -> String {
+        let mut families = process::families(about);
+        let dropped = (self.metrics.dropped)();
+        match &self.metrics.source {
+            Source::Process(process) => {
+                let services = process.services();
+                families.extend(self.look.families(&process.tallies));
+                families.extend(listeners::families(&services));
+                families.extend(servers::families(&process.backends.told()));
+                families.push(logs::family(dropped, &services));
+            }
+            Source::Single { listener, counts } => {
+                let (open, opened) = counts();
+                families.extend(of_single(listener, open, opened));
+                families.push(logs::family(dropped, &[]));
+            }
+        }
+        exposition::text(families)
+    }
+}
+
+fn dropped(diagnostics: &Diagnostics) -> Box<dyn Fn() -> u64 + Send + Sync> {
+    let diagnostics = diagnostics.clone();
+    Box::new(move || diagnostics.dropped())
+}
+
+fn of_single(listener: &str, open: u64, opened: u64) -> [Family; 2] {
+    let labels = || vec![("listener", listener.to_owned())];
+    [
+        sessions::opened().with(labels(), opened),
+        listeners::open().with(labels(), open),
+    ]
+}
