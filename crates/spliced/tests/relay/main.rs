@@ -44,6 +44,7 @@ mod load;
 mod log;
 mod matrix;
 mod mesh;
+mod metrics;
 mod options;
 mod programs;
 mod proxy;
