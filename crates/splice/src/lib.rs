@@ -85,7 +85,7 @@ pub use outcome::{Outcome, Reason, Side};
 pub use reactor::{Context, EventLoop, Interest, Readiness, Remote, Step, Task, Waker};
 pub use session::one_way::duplicate::Duplicates;
 pub use session::one_way::{IdleTimer, OneWay, OneWayOptions, Still};
-pub use session::{Handle, Observer, Stream};
+pub use session::{Attempt, Handle, Observer, Stream};
 pub use splice_base::address::Address;
 pub use splice_base::error::{Error, ErrorKind, Result};
 pub use splice_base::keep_alive::{KeepAlive, KeepAliveTimes};

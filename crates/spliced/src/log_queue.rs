@@ -358,6 +358,7 @@ mod tests {
             until_taken(&queue);
         }
         (3..=9).for_each(|number| queue.push(line(number, pipe_bytes)));
+        assert_eq!(queue.dropped(), 4);
         assert!(reports.try_recv().is_err(), "nothing works again yet");
         let mut reader = BufReader::with_capacity(1, reader);
         let mut read = || {
@@ -377,6 +378,8 @@ mod tests {
             stalled: false,
         };
         assert_eq!(queue.finish(PATIENCE), all);
+        // Also once they were reported.
+        assert_eq!(queue.dropped(), 4);
     }
 
     #[test]

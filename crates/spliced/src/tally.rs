@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use splice::{EngineName, ForwardEnd, Reason, Side};
+use splice::{Attempt, EngineName, ForwardEnd, Reason, Side};
 
 /// The engines, and none, for sessions that have ended without a pair.
 const ENGINES: usize = EngineName::ALL.len() + 1;
@@ -25,6 +25,7 @@ pub(crate) struct Tally {
     bytes: [AtomicU64; 2],
     ended: [[AtomicU64; Ending::ALL.len()]; ENGINES],
     not_accepted: [AtomicU64; NotAccepted::ALL.len()],
+    promotions: [AtomicU64; Promotion::ALL.len()],
 }
 
 /// The tallies of one listener.
@@ -61,6 +62,11 @@ impl Tally {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// An engine in the kernel was tried with a session, or never is.
+    pub(crate) fn promoted(&self, promotion: Promotion) {
+        self.promotions[promotion as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// A client could not be accepted.
     pub(crate) fn not_accepted(&self, why: NotAccepted) {
         self.not_accepted[why as usize].fetch_add(1, Ordering::Relaxed);
@@ -84,6 +90,12 @@ impl Tally {
                 counts.map(move |(ending, it)| (engine, *ending, it.load(Ordering::Relaxed)));
             counts.filter(|(_, _, count)| *count > 0)
         })
+    }
+
+    /// With how many sessions an engine in the kernel was tried, by what has come of it.
+    pub(crate) fn all_promotions(&self) -> impl Iterator<Item = (Promotion, u64)> {
+        let counts = Promotion::ALL.iter().zip(&self.promotions);
+        counts.map(|(promotion, count)| (*promotion, count.load(Ordering::Relaxed)))
     }
 
     /// How many clients could not be accepted, by the reason.
@@ -228,6 +240,37 @@ words! {
         /// It has gone while it waited.
         Gone = "gone",
         Other = "other",
+    }
+}
+
+words! {
+    /// What has come of giving a session to an engine in the kernel.
+    Promotion {
+        Taken = "taken",
+        /// The engine had it, and could not keep it.
+        GivenBack = "given_back",
+        /// Not in the state that it was in: a stream had ended, for one.
+        Declined = "declined",
+        /// Not with its sockets, its way through the network, or the packet filters.
+        Refused = "refused",
+        /// This process cannot use the engine.
+        Unavailable = "unavailable",
+        /// `auto` never tries it: it has a rate, a mark, a device or a UNIX socket.
+        NeverTried = "never_tried",
+        Other = "other",
+    }
+}
+
+impl From<Attempt> for Promotion {
+    fn from(attempt: Attempt) -> Self {
+        match attempt {
+            Attempt::Taken => Self::Taken,
+            Attempt::GivenBack => Self::GivenBack,
+            Attempt::Declined => Self::Declined,
+            Attempt::Refused => Self::Refused,
+            Attempt::Unavailable => Self::Unavailable,
+            _ => Self::Other,
+        }
     }
 }
 

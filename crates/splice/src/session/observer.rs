@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::attempts::Attempt;
 use super::meter::Stream;
 use super::status::Status;
 use crate::counters::Counters;
@@ -35,6 +36,11 @@ impl Observer {
     /// When a byte last moved; when the pair began, if none has.
     pub fn moved_at(&self) -> Instant {
         self.0.meter.moved_at()
+    }
+
+    /// What has come so far of attempts to give the pair to an engine in the kernel, each once however often it was.
+    pub fn attempts(&self) -> impl Iterator<Item = Attempt> + use<> {
+        self.0.attempts.read()
     }
 
     /// How far the streams have come that the two sides send.

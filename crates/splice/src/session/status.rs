@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::attempts::Attempts;
 use super::meter::Meter;
 use crate::name::EngineName;
 use crate::outcome::Outcome;
@@ -30,6 +31,7 @@ impl Chosen {
 #[derive(Debug)]
 pub(crate) struct Status {
     pub(crate) meter: Meter,
+    pub(crate) attempts: Attempts,
     state: Mutex<State>,
     /// How many handles wait for the end. Waking nobody would cost a system call per pair.
     waiting: AtomicUsize,
@@ -48,6 +50,7 @@ impl Status {
     pub(crate) fn new() -> Self {
         Self {
             meter: Meter::new(),
+            attempts: Attempts::default(),
             state: Mutex::new(State::Running(Chosen::new(
                 EngineName::Copy,
                 "not yet started",

@@ -11,7 +11,7 @@ use super::{Connection, State};
 use crate::plan::ProxyVersion;
 use crate::resource_limit::words;
 use crate::service::Counts;
-use crate::tally::Ending;
+use crate::tally::{Ending, Promotion};
 
 /// What a PostgreSQL server answers if it does TLS.
 const TLS_ACCEPTED: &[u8; 1] = b"S";
@@ -203,6 +203,9 @@ impl Connection {
                 facts.target = Some(address);
                 facts.pair = Some(observer);
                 facts.never_spliced = never_spliced;
+                if never_spliced.is_some() {
+                    facts.tally.promoted(Promotion::NeverTried);
+                }
                 drop(facts);
                 Step::Become(pair)
             }

@@ -60,6 +60,10 @@ impl Look {
             "Bytes of clients and targets that were moved, whoever moves them.",
         )
         .in_unit(Unit::Bytes);
+        let mut promotions = Family::counter(
+            "spliced_promotions",
+            "Sessions for which an engine in the kernel was considered, by what has come of it.",
+        );
         let mut not_accepted = Family::counter(
             "spliced_accept_errors",
             "Failures to accept a client, by the reason.",
@@ -84,6 +88,11 @@ impl Look {
                 labels.push(("outcome", ending.word().into()));
                 ended.add(labels, count);
             }
+            for (promotion, count) in tally.all_promotions() {
+                let mut labels = labels(tally);
+                labels.push(("result", promotion.word().into()));
+                promotions.add(labels, count);
+            }
             if tally.backend.is_empty() {
                 for (why, count) in tally.all_not_accepted() {
                     let listener = tally.listener.to_string();
@@ -95,7 +104,7 @@ impl Look {
         for (listener, count) in by_listener {
             opened.add(vec![("listener", listener.to_string())], count);
         }
-        vec![opened, active, ended, moved, not_accepted]
+        vec![opened, active, ended, moved, promotions, not_accepted]
     }
     fn count(&self, tally: &Arc<Tally>, engine: Option<EngineName>) -> u64 {
         let alive = self.alive.get(&(Arc::as_ptr(tally).addr(), engine));

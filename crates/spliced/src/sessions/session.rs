@@ -10,7 +10,7 @@ use splice::{EngineName, Observer, Outcome};
 use crate::backend::Backend;
 use crate::plan::{Action, ListenerPlan};
 use crate::socket_address::SocketAddress;
-use crate::tally::{Ending, Tally};
+use crate::tally::{Ending, Promotion, Tally};
 
 /// How far a session has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,6 +56,8 @@ pub(crate) struct Session {
     killed: AtomicBool,
     /// Of the bytes to the target, and of those to the client, what its tallies have.
     accounted_bytes: [AtomicU64; 2],
+    /// Of the attempts to give it to an engine in the kernel, those that its tally has: a bit each.
+    accounted_attempts: AtomicU8,
     facts: Mutex<Facts>,
 }
 
@@ -97,6 +99,7 @@ impl Session {
             phase: AtomicU8::new(Phase::Deciding as u8),
             killed: AtomicBool::new(false),
             accounted_bytes: Default::default(),
+            accounted_attempts: AtomicU8::new(0),
             facts: Mutex::new(Facts {
                 client,
                 ..Facts::counted_in(tally)
@@ -159,6 +162,7 @@ impl Session {
         };
         let moved = pair.as_ref().map(Observer::counters).unwrap_or_default();
         self.account_up_to(&tally, [moved.a_to_b + passed_on, moved.b_to_a]);
+        self.account_attempts(&tally, pair.as_ref());
         let engine = pair.map(|pair| pair.engine().0);
         (tally, engine)
     }
@@ -169,6 +173,7 @@ impl Session {
         let moved = outcome.map(|outcome| outcome.moved).unwrap_or_default();
         let bytes = [moved.a_to_b + facts.passed_on_bytes, moved.b_to_a];
         self.account_up_to(&facts.tally, bytes);
+        self.account_attempts(&facts.tally, facts.pair.as_ref());
         facts
             .tally
             .ended(outcome.map(|outcome| outcome.engine), ending);
@@ -178,6 +183,16 @@ impl Session {
         let before = [0, 1]
             .map(|to: usize| self.accounted_bytes[to].fetch_max(bytes[to], Ordering::Relaxed));
         tally.moved([0, 1].map(|to: usize| bytes[to].saturating_sub(before[to])));
+    }
+
+    fn account_attempts(&self, tally: &Tally, pair: Option<&Observer>) {
+        let attempts = pair.into_iter().flat_map(Observer::attempts);
+        for promotion in attempts.map(Promotion::from) {
+            let bit = 1 << promotion as u8;
+            if self.accounted_attempts.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+                tally.promoted(promotion);
+            }
+        }
     }
 
     #[cfg(test)]

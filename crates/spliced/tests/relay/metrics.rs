@@ -22,6 +22,16 @@ fn relay_to(target: &str, options: &[&str]) -> (Scratch, Relay, String) {
     (scratch, relay, socket)
 }
 
+const DOCUMENTATION: &str = include_str!("../../../../docs/metrics.md");
+
+fn kind_of(sample: &str) -> &'static str {
+    match sample {
+        _ if sample.ends_with("_total") => "counter",
+        _ if sample.ends_with("_info") => "info",
+        _ => "gauge",
+    }
+}
+
 #[test]
 fn every_metric_has_a_type_and_says_what_it_is() {
     let server = Server::new();
@@ -42,12 +52,9 @@ fn every_metric_has_a_type_and_says_what_it_is() {
             .find_map(|suffix| name.strip_suffix(suffix));
         let family = family.unwrap_or(name);
         assert!(reading.about(family).ends_with('.'), "{family}");
-        let kind = match name {
-            _ if name.ends_with("_total") => "counter",
-            _ if name.ends_with("_info") => "info",
-            _ => "gauge",
-        };
-        let line = format!("# TYPE {family} {kind}\n");
+        let row = format!("\n| `{name}` | {} |", kind_of(name));
+        assert!(DOCUMENTATION.contains(&row), "docs/metrics.md lacks {row}");
+        let line = format!("# TYPE {family} {}\n", kind_of(name));
         assert_eq!(text.matches(&line).count(), 1, "{line}");
         assert!(
             name.starts_with("spliced_") || name.starts_with("process_"),

@@ -12,6 +12,7 @@ use crate::kernel::{Aftermath, DirectionView as _, Next, PairView, Returned, Tur
 use crate::name::EngineChoice;
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest, Step};
+use crate::session::attempts::Attempt;
 
 impl Pair {
     pub(super) fn in_kernel_bytes(&self) -> [u64; 2] {
@@ -42,10 +43,15 @@ impl Pair {
             waker: &|| cx.waker().into(),
             now: cx.now(),
         });
+        let attempt = match turn {
+            Turn::Declined(_) => Attempt::Declined,
+            _ => Attempt::Refused,
+        };
         let next = match turn {
             Turn::Holds(next) => {
                 if kernel.has_taken() && !self.taken {
                     self.taken = true;
+                    self.status.attempts.note(Attempt::Taken);
                     self.status.meter.set_kernel(kernel.counters());
                     if let Some(promotion) = &mut self.promotion {
                         promotion.taken(name);
@@ -57,10 +63,12 @@ impl Pair {
             }
             Turn::Refused(why) if self.choice != EngineChoice::Auto => {
                 self.kernel = None;
+                self.status.attempts.note(Attempt::Refused);
                 self.declined = Some(Box::new(why));
                 return self.end(cx, Reason::Refused);
             }
             Turn::Declined(why) | Turn::Refused(why) => {
+                self.status.attempts.note(attempt);
                 if let Some(promotion) = &mut self.promotion {
                     promotion.declined(name, cx.now());
                     self.promotion.take_if(|promotion| promotion.is_over());
@@ -111,6 +119,7 @@ impl Pair {
         self.taken = false;
         self.is_notified = false;
         self.promotion = None;
+        self.status.attempts.note(Attempt::GivenBack);
         self.declined = Some(Box::new(returned.why));
         self.status.set_engine(self.engine());
         returned.left
@@ -163,6 +172,7 @@ impl Pair {
             Proposal::Nothing => {}
             Proposal::Try(engine) => self.kernel = Some(engine),
             Proposal::Unavailable(why) => {
+                self.status.attempts.note(Attempt::Unavailable);
                 self.declined = Some(Box::new(why));
                 self.status.set_engine(self.engine());
             }

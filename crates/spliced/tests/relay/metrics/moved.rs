@@ -97,6 +97,10 @@ fn counts_what_has_moved(engine: EngineName) {
         watcher.join().expect("no counter has fallen");
     });
     let reading = Reading::at(socket);
+    let taken = [("backend", &*server.address), ("result", "taken")];
+    let in_kernel = matches!(engine, EngineName::Sockmap | EngineName::Segment);
+    let promotions = reading.sum("spliced_promotions_total", &taken);
+    assert_eq!(promotions, u64::from(in_kernel));
     assert_eq!(moved(&reading), SENT);
     assert_eq!(reading.sum("spliced_sessions_ended_total", &[]), 1);
     assert_eq!(reading.sum("spliced_sessions_opened_total", &[]), 1);

@@ -1,0 +1,65 @@
+//! What has come of the attempts to give a pair to an engine in the kernel: the pair's loop writes, anyone reads.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What has come of an attempt to give a pair to an engine in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Attempt {
+    /// The engine has taken the pair.
+    Taken,
+    /// It had taken the pair, and has given it back to user space.
+    GivenBack,
+    /// The engine could not take the pair in the state that it was in: a stream had ended, for one.
+    Declined,
+    /// The engine does not take this pair: for its sockets, its way through the network, or the packet filters.
+    Refused,
+    /// This process cannot use the engine.
+    Unavailable,
+}
+
+/// Which of these have happened to a pair, once or more often.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts(AtomicU8);
+
+impl Attempt {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Taken,
+        Self::GivenBack,
+        Self::Declined,
+        Self::Refused,
+        Self::Unavailable,
+    ];
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+impl Attempts {
+    pub(crate) fn note(&self, attempt: Attempt) {
+        self.0.fetch_or(attempt.bit(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> impl Iterator<Item = Attempt> + use<> {
+        let noted = self.0.load(Ordering::Relaxed);
+        let was_noted = move |attempt: &Attempt| noted & attempt.bit() != 0;
+        Attempt::ALL.into_iter().filter(was_noted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_noted_once_and_stays() {
+        let attempts = Attempts::default();
+        assert_eq!(attempts.read().count(), 0);
+        let noted = [Attempt::Refused, Attempt::Taken, Attempt::Refused];
+        noted.map(|attempt| attempts.note(attempt));
+        let read: Vec<_> = attempts.read().collect();
+        assert_eq!(read, [Attempt::Taken, Attempt::Refused]);
+    }
+}
