@@ -26,6 +26,8 @@ pub(super) struct Record {
     place: Option<(Lease, Seat)>,
     /// The server has sent something before the pair.
     has_answer: bool,
+    /// When its first backend was found.
+    wanted_at: Option<Instant>,
     /// When the server was reached.
     connected_at: Instant,
     terms: Arc<Terms>,
@@ -47,6 +49,7 @@ impl Record {
         let tally = terms.tallies.without_backend();
         let session = Session::new(id, Arc::clone(&terms.plan), client, tally);
         Self {
+            wanted_at: None,
             connected_at: session.accepted_at(),
             session,
             place: None,
@@ -127,6 +130,13 @@ impl Record {
         let mut facts = self.session.facts();
         facts.backend = Some(Arc::clone(backend));
         facts.tally = Arc::clone(self.terms.tallies.with(backend.name()));
+        // Another one may be the fallback of the first.
+        if self.wanted_at.is_none() {
+            let now = Instant::now();
+            self.wanted_at = Some(now);
+            let taken = now.saturating_duration_since(self.session.accepted_at());
+            facts.tally.deciding.add(taken);
+        }
     }
 
     /// This server was picked.
@@ -157,6 +167,10 @@ impl Record {
 
     pub(super) fn connected_to(&mut self, place: Option<(Lease, Seat)>) {
         self.connected_at = Instant::now();
+        if let Some(wanted_at) = self.wanted_at {
+            let taken = self.connected_at.saturating_duration_since(wanted_at);
+            self.session.facts().tally.connecting.add(taken);
+        }
         self.place = place.map(|(lease, seat)| {
             seat.join();
             (lease, seat)

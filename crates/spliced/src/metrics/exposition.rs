@@ -48,15 +48,19 @@ fn write(metric: &mut MetricEncoder<'_>, kind: MetricType, sample: &Sample) -> f
         return metric.encode_info(&sample.labels);
     }
     let mut labelled = metric.encode_family(&sample.labels)?;
-    match (kind, sample.value) {
+    match (kind, &sample.value) {
         (MetricType::Counter, Value::Whole(value)) => {
-            labelled.encode_counter::<NoLabelSet, _, u64>(&value, None)
+            labelled.encode_counter::<NoLabelSet, _, u64>(value, None)
         }
         (MetricType::Counter, Value::Real(value)) => {
-            labelled.encode_counter::<NoLabelSet, _, u64>(&value, None)
+            labelled.encode_counter::<NoLabelSet, _, u64>(value, None)
         }
-        (_, Value::Whole(value)) => labelled.encode_gauge(&value),
-        (_, Value::Real(value)) => labelled.encode_gauge(&value),
+        (_, Value::Whole(value)) => labelled.encode_gauge(value),
+        (_, Value::Real(value)) => labelled.encode_gauge(value),
+        (_, Value::Distributed(all)) => {
+            let count = all.buckets.iter().map(|(_, count)| count).sum();
+            labelled.encode_histogram::<NoLabelSet>(all.sum_seconds, count, &all.buckets, None)
+        }
     }
 }
 
@@ -65,6 +69,7 @@ mod tests {
     use prometheus_client::registry::Unit;
 
     use super::*;
+    use crate::tally::Distribution;
 
     #[test]
     fn a_family_has_help_type_unit_and_escaped_labels() {
@@ -79,6 +84,13 @@ mod tests {
             Family::gauge("x_start_time", "When it was.")
                 .in_unit(Unit::Seconds)
                 .with(vec![], 1_764_339_525.25),
+            Family::histogram("x_taken", "How long it took.").with(
+                vec![("a", "b".into())],
+                Distribution {
+                    buckets: vec![(0.5, 2), (f64::INFINITY, 1)],
+                    sum_seconds: 3.25,
+                },
+            ),
             Family::counter("x_nothing", "None yet."),
         ]);
         assert_eq!(
@@ -98,6 +110,13 @@ mod tests {
              # TYPE x_start_time_seconds gauge\n\
              # UNIT x_start_time_seconds seconds\n\
              x_start_time_seconds 1764339525.25\n\
+             # HELP x_taken_seconds How long it took.\n\
+             # TYPE x_taken_seconds histogram\n\
+             # UNIT x_taken_seconds seconds\n\
+             x_taken_seconds_sum{a=\"b\"} 3.25\n\
+             x_taken_seconds_count{a=\"b\"} 3\n\
+             x_taken_seconds_bucket{le=\"0.5\",a=\"b\"} 2\n\
+             x_taken_seconds_bucket{le=\"+Inf\",a=\"b\"} 3\n\
              # HELP x_nothing None yet.\n\
              # TYPE x_nothing counter\n\
              # EOF\n"

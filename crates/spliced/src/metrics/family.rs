@@ -3,6 +3,8 @@
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
+use crate::tally::Distribution;
+
 /// All samples of one name.
 #[derive(Debug)]
 pub(crate) struct Family {
@@ -23,10 +25,11 @@ pub(super) struct Sample {
 /// Names and values. The values come from the configuration or from fixed words, never from a client.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Whole(u64),
     Real(f64),
+    Distributed(Distribution),
 }
 
 impl Family {
@@ -38,6 +41,11 @@ impl Family {
     /// What goes up and down.
     pub(super) fn gauge(name: &'static str, help: &'static str) -> Self {
         Self::new(name, MetricType::Gauge, help)
+    }
+
+    /// How often something took how long.
+    pub(super) fn histogram(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, MetricType::Histogram, help).in_unit(Unit::Seconds)
     }
 
     /// What the labels say; the value is always 1.
@@ -85,6 +93,12 @@ impl From<u64> for Value {
 impl From<bool> for Value {
     fn from(value: bool) -> Self {
         Self::Whole(value.into())
+    }
+}
+
+impl From<Distribution> for Value {
+    fn from(value: Distribution) -> Self {
+        Self::Distributed(value)
     }
 }
 

@@ -136,7 +136,7 @@ mod tests {
             let samples = &family.expect("a family").samples;
             samples
                 .iter()
-                .map(|sample| sample.value)
+                .map(|sample| sample.value.clone())
                 .collect::<Vec<_>>()
         };
         assert_eq!(samples("spliced_backend_queue_length"), [Sampled::Whole(5)]);

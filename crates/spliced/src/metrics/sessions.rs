@@ -46,66 +46,33 @@ impl Look {
     }
 
     pub(super) fn families(self, tallies: &Tallies) -> Vec<Family> {
-        let mut opened = opened();
-        let mut active = Family::gauge(
+        let all = tallies.all();
+        vec![
+            opened_by_listener(&all),
+            self.active(&all),
+            ended(&all),
+            moved(&all),
+            promotions(&all),
+            deciding(&all),
+            connecting(&all),
+            accept_errors(&all),
+        ]
+    }
+
+    fn active(&self, all: &[Arc<Tally>]) -> Family {
+        let mut family = Family::gauge(
             "spliced_sessions_active",
             "Sessions that are alive, by the engine that has them now (none: before the join).",
         );
-        let mut ended = Family::counter(
-            "spliced_sessions_ended",
-            "Sessions that have ended, by the engine that moved their last bytes and by how they ended.",
-        );
-        let mut moved = Family::counter(
-            "spliced_moved",
-            "Bytes of clients and targets that were moved, whoever moves them.",
-        )
-        .in_unit(Unit::Bytes);
-        let mut promotions = Family::counter(
-            "spliced_promotions",
-            "Sessions for which an engine in the kernel was considered, by what has come of it.",
-        );
-        let mut not_accepted = Family::counter(
-            "spliced_accept_errors",
-            "Failures to accept a client, by the reason.",
-        );
-        let all = tallies.all();
-        let mut by_listener = BTreeMap::<_, u64>::new();
-        for tally in &all {
+        for tally in all {
             for engine in EngineName::ALL.map(Some).into_iter().chain([None]) {
-                let mut labels = labels(tally);
-                labels.push(("engine", word(engine).into()));
-                active.add(labels, self.count(tally, engine));
-            }
-            *by_listener.entry(&tally.listener).or_default() += tally.count_opened();
-            for (direction, bytes) in DIRECTIONS.into_iter().zip(tally.bytes()) {
-                let mut labels = labels(tally);
-                labels.push(("direction", direction.into()));
-                moved.add(labels, bytes);
-            }
-            for (engine, ending, count) in tally.endings() {
-                let mut labels = labels(tally);
-                labels.push(("engine", word(engine).into()));
-                labels.push(("outcome", ending.word().into()));
-                ended.add(labels, count);
-            }
-            for (promotion, count) in tally.all_promotions() {
-                let mut labels = labels(tally);
-                labels.push(("result", promotion.word().into()));
-                promotions.add(labels, count);
-            }
-            if tally.backend.is_empty() {
-                for (why, count) in tally.all_not_accepted() {
-                    let listener = tally.listener.to_string();
-                    let labels = vec![("listener", listener), ("reason", why.word().into())];
-                    not_accepted.add(labels, count);
-                }
+                let labels = labels(tally, &[("engine", word(engine))]);
+                family.add(labels, self.count(tally, engine));
             }
         }
-        for (listener, count) in by_listener {
-            opened.add(vec![("listener", listener.to_string())], count);
-        }
-        vec![opened, active, ended, moved, promotions, not_accepted]
+        family
     }
+
     fn count(&self, tally: &Arc<Tally>, engine: Option<EngineName>) -> u64 {
         let alive = self.alive.get(&(Arc::as_ptr(tally).addr(), engine));
         alive.map_or(0, |alive| alive.count)
@@ -119,14 +86,107 @@ pub(super) fn opened() -> Family {
     )
 }
 
+fn opened_by_listener(all: &[Arc<Tally>]) -> Family {
+    let mut by_listener = BTreeMap::<_, u64>::new();
+    for tally in all {
+        *by_listener.entry(&tally.listener).or_default() += tally.count_opened();
+    }
+    by_listener
+        .into_iter()
+        .fold(opened(), |family, (listener, count)| {
+            family.with(vec![("listener", listener.to_string())], count)
+        })
+}
+
+fn ended(all: &[Arc<Tally>]) -> Family {
+    let mut family = Family::counter(
+        "spliced_sessions_ended",
+        "Sessions that have ended, by the engine that moved their last bytes and by how they ended.",
+    );
+    for tally in all {
+        for (engine, ending, count) in tally.endings() {
+            let how = [("engine", word(engine)), ("outcome", ending.word())];
+            family.add(labels(tally, &how), count);
+        }
+    }
+    family
+}
+
+fn moved(all: &[Arc<Tally>]) -> Family {
+    let mut family = Family::counter(
+        "spliced_moved",
+        "Bytes of clients and targets that were moved, whoever moves them.",
+    )
+    .in_unit(Unit::Bytes);
+    for tally in all {
+        for (direction, bytes) in DIRECTIONS.into_iter().zip(tally.bytes()) {
+            family.add(labels(tally, &[("direction", direction)]), bytes);
+        }
+    }
+    family
+}
+
+fn promotions(all: &[Arc<Tally>]) -> Family {
+    let mut family = Family::counter(
+        "spliced_promotions",
+        "Sessions for which an engine in the kernel was considered, by what has come of it.",
+    );
+    for tally in all {
+        for (promotion, count) in tally.all_promotions() {
+            family.add(labels(tally, &[("result", promotion.word())]), count);
+        }
+    }
+    family
+}
+
+fn deciding(all: &[Arc<Tally>]) -> Family {
+    let family = Family::histogram(
+        "spliced_decide_duration",
+        "From the accept of a client until its backend is found.",
+    );
+    with_backend(all).fold(family, |family, tally| {
+        family.with(labels(tally, &[]), tally.deciding.read())
+    })
+}
+
+fn connecting(all: &[Arc<Tally>]) -> Family {
+    let family = Family::histogram(
+        "spliced_connect_duration",
+        "From the backend until a server is connected, with the queue and all attempts.",
+    );
+    with_backend(all).fold(family, |family, tally| {
+        family.with(labels(tally, &[]), tally.connecting.read())
+    })
+}
+
+fn accept_errors(all: &[Arc<Tally>]) -> Family {
+    let mut family = Family::counter(
+        "spliced_accept_errors",
+        "Failures to accept a client, by the reason.",
+    );
+    for tally in all.iter().filter(|tally| tally.backend.is_empty()) {
+        for (why, count) in tally.all_not_accepted() {
+            let listener = tally.listener.to_string();
+            let labels = vec![("listener", listener), ("reason", why.word().into())];
+            family.add(labels, count);
+        }
+    }
+    family
+}
+
 /// As the bytes of a tally.
 const DIRECTIONS: [&str; 2] = ["client_to_target", "target_to_client"];
 
-fn labels(tally: &Tally) -> Labels {
-    vec![
-        ("listener", tally.listener.to_string()),
-        ("backend", tally.backend.to_string()),
-    ]
+fn with_backend(all: &[Arc<Tally>]) -> impl Iterator<Item = &Arc<Tally>> {
+    all.iter().filter(|tally| !tally.backend.is_empty())
+}
+
+/// Listener and backend, and `others`.
+fn labels(tally: &Tally, others: &[(&'static str, &'static str)]) -> Labels {
+    let names = [("listener", &tally.listener), ("backend", &tally.backend)];
+    let names = names.map(|(label, name)| (label, name.to_string()));
+    let others = others.iter().map(|(label, word)| (*label, (*word).into()));
+    names.into_iter().chain(others).collect()
 }
 
 fn word(engine: Option<EngineName>) -> &'static str {

@@ -28,6 +28,7 @@ fn kind_of(sample: &str) -> &'static str {
     match sample {
         _ if sample.ends_with("_total") => "counter",
         _ if sample.ends_with("_info") => "info",
+        _ if sample.contains("_duration_") => "histogram",
         _ => "gauge",
     }
 }
@@ -47,12 +48,16 @@ fn every_metric_has_a_type_and_says_what_it_is() {
     let samples = reading.samples();
     assert!(samples.len() > 20, "{samples:?}");
     for name in samples {
-        let family = ["_total", "_info"]
+        let family = ["_total", "_info", "_bucket", "_sum", "_count"]
             .iter()
             .find_map(|suffix| name.strip_suffix(suffix));
         let family = family.unwrap_or(name);
         assert!(reading.about(family).ends_with('.'), "{family}");
-        let row = format!("\n| `{name}` | {} |", kind_of(name));
+        let documented = match kind_of(name) {
+            "histogram" => family,
+            _ => name,
+        };
+        let row = format!("\n| `{documented}` | {} |", kind_of(name));
         assert!(DOCUMENTATION.contains(&row), "docs/metrics.md lacks {row}");
         let line = format!("# TYPE {family} {}\n", kind_of(name));
         assert_eq!(text.matches(&line).count(), 1, "{line}");

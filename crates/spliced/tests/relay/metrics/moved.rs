@@ -101,6 +101,10 @@ fn counts_what_has_moved(engine: EngineName) {
     let in_kernel = matches!(engine, EngineName::Sockmap | EngineName::Segment);
     let promotions = reading.sum("spliced_promotions_total", &taken);
     assert_eq!(promotions, u64::from(in_kernel));
+    for times in ["decide", "connect"] {
+        let count = format!("spliced_{times}_duration_seconds_count");
+        assert_eq!(reading.sum(&count, &taken[..1]), 1, "{times}");
+    }
     assert_eq!(moved(&reading), SENT);
     assert_eq!(reading.sum("spliced_sessions_ended_total", &[]), 1);
     assert_eq!(reading.sum("spliced_sessions_opened_total", &[]), 1);

@@ -15,8 +15,12 @@ impl Reading {
     pub(super) fn of(text: &str) -> Self {
         let lines = text.lines().map(|line| Ok(line.to_owned()));
         let reading = Self(Scrape::parse(lines).expect("it is read"));
-        // Nothing was left out.
-        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        // Nothing was left out. The buckets of a histogram are one sample.
+        let is_sample = |line: &&str| {
+            let is_bucket = line.contains("_bucket{") && !line.contains("le=\"+Inf\"");
+            !line.starts_with('#') && !is_bucket
+        };
+        let samples = text.lines().filter(is_sample);
         assert_eq!(reading.0.samples.len(), samples.count());
         reading
     }
@@ -58,7 +62,8 @@ impl Reading {
 
     /// Every counter with its labels.
     pub(super) fn counters(&self) -> BTreeMap<String, f64> {
-        let is_counter = |sample: &&Sample| sample.metric.ends_with("_total");
+        let ends = ["_total", "_sum", "_count"];
+        let is_counter = |sample: &&Sample| ends.iter().any(|end| sample.metric.ends_with(end));
         let counters = self.0.samples.iter().filter(is_counter);
         counters
             .map(|sample| {
@@ -86,6 +91,8 @@ impl Reading {
 fn number(sample: &Sample) -> f64 {
     match sample.value {
         Value::Counter(number) | Value::Gauge(number) | Value::Untyped(number) => number,
+        // Of all buckets.
+        Value::Histogram(ref buckets) => buckets.last().expect("a bucket").count,
         ref other => panic!("{other:?}"),
     }
 }

@@ -4,11 +4,16 @@
 //! moved is added when somebody reads the counters, and at its end
 //! ([`Session::account`](crate::sessions::Session::account)). So a count never goes back, and none is taken twice.
 
+mod durations;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use splice::{Attempt, EngineName, ForwardEnd, Reason, Side};
+
+pub(crate) use self::durations::Distribution;
+use self::durations::Durations;
 
 /// The engines, and none, for sessions that have ended without a pair.
 const ENGINES: usize = EngineName::ALL.len() + 1;
@@ -26,6 +31,10 @@ pub(crate) struct Tally {
     ended: [[AtomicU64; Ending::ALL.len()]; ENGINES],
     not_accepted: [AtomicU64; NotAccepted::ALL.len()],
     promotions: [AtomicU64; Promotion::ALL.len()],
+    /// From the accept to the backend.
+    pub(crate) deciding: Durations,
+    /// From there to the connection to a server.
+    pub(crate) connecting: Durations,
 }
 
 /// The tallies of one listener.
