@@ -94,7 +94,7 @@ impl AccessLog {
 
     /// How many lines were dropped so far.
     pub(crate) fn dropped(&self) -> u64 {
-        self.queue.dropped()
+        self.queue.lost_so_far()
     }
 
     /// Whether everything is written, and nobody else may write more.

@@ -87,7 +87,7 @@ impl Diagnostics {
 
     /// How many lines were dropped so far.
     pub(crate) fn dropped(&self) -> u64 {
-        self.queue.dropped()
+        self.queue.lost_so_far()
     }
 
     /// Writes why the program failed, after everything that was logged before.

@@ -72,7 +72,7 @@ struct State {
     /// Lines that were dropped after those that wait, and not yet reported.
     dropped: u64,
     /// All lines that were dropped so far.
-    dropped_in_all: u64,
+    lost_so_far: u64,
     /// The writer waits for a line; waking it costs a system call.
     asleep: bool,
     reopen: bool,
@@ -129,7 +129,7 @@ impl LogQueue {
         let mut state = self.0.0.lock();
         if state.ended || state.waiting.len() >= self.0.0.capacity_lines {
             state.dropped += 1;
-            state.dropped_in_all += 1;
+            state.lost_so_far += 1;
             return;
         }
         state.waiting.push_back(line);
@@ -140,8 +140,8 @@ impl LogQueue {
     }
 
     /// How many lines were dropped so far.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.0.0.lock().dropped_in_all
+    pub(crate) fn lost_so_far(&self) -> u64 {
+        self.0.0.lock().lost_so_far
     }
 
     /// Has the file reopened. Lines that are pushed from now on go to the new file.
@@ -358,7 +358,7 @@ mod tests {
             until_taken(&queue);
         }
         (3..=9).for_each(|number| queue.push(line(number, pipe_bytes)));
-        assert_eq!(queue.dropped(), 4);
+        assert_eq!(queue.lost_so_far(), 4);
         assert!(reports.try_recv().is_err(), "nothing works again yet");
         let mut reader = BufReader::with_capacity(1, reader);
         let mut read = || {
@@ -379,7 +379,7 @@ mod tests {
         };
         assert_eq!(queue.finish(PATIENCE), all);
         // Also once they were reported.
-        assert_eq!(queue.dropped(), 4);
+        assert_eq!(queue.lost_so_far(), 4);
     }
 
     #[test]

@@ -58,7 +58,7 @@ mod tests {
         let attempts = Attempts::default();
         assert_eq!(attempts.read().count(), 0);
         let noted = [Attempt::Refused, Attempt::Taken, Attempt::Refused];
-        noted.map(|attempt| attempts.note(attempt));
+        noted.into_iter().for_each(|attempt| attempts.note(attempt));
         let read: Vec<_> = attempts.read().collect();
         assert_eq!(read, [Attempt::Taken, Attempt::Refused]);
     }

@@ -86,7 +86,7 @@ pub(super) fn families(backends: &Value) -> Vec<Family> {
 fn by_name(servers: &[Value]) -> BTreeMap<&str, Server<'_>> {
     let mut all = BTreeMap::<_, Server<'_>>::new();
     for told in servers {
-        let server = all.entry(text(told, "server")).or_insert(Server {
+        let server = all.entry(text(told, "server")).or_insert_with(|| Server {
             state: text(told, "state"),
             weight: number(told, "weight"),
             ..Server::default()

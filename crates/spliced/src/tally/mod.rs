@@ -45,9 +45,12 @@ pub(crate) struct OfListener {
     others: Vec<Arc<Tally>>,
 }
 
-/// The tallies of the process, by the names of listener and backend.
+/// The tallies of the process.
 #[derive(Debug, Default)]
-pub(crate) struct Tallies(Mutex<BTreeMap<(Box<str>, Box<str>), Arc<Tally>>>);
+pub(crate) struct Tallies(Mutex<ByNames>);
+
+/// By the names of listener and backend.
+type ByNames = BTreeMap<(Box<str>, Box<str>), Arc<Tally>>;
 
 impl Tally {
     /// A client has come.
@@ -178,7 +181,7 @@ impl Tallies {
         self.lock().values().cloned().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Box<str>, Box<str>), Arc<Tally>>> {
+    fn lock(&self) -> MutexGuard<'_, ByNames> {
         // Each change is a single step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

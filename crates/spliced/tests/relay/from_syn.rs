@@ -8,6 +8,7 @@ use netlab::{Lab, Namespace, Need, Scratch, available};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::metrics::reading::Reading;
 use crate::patience::{until, until_found};
 use crate::payload::Payload;
 use crate::peer::{End, Peer};
@@ -89,6 +90,41 @@ fn converse(near: &Peer, far: &Peer) {
             });
             assert_eq!(to.read_to_end(payload, 0), (BYTES, End::OfStream));
         });
+    }
+}
+
+#[test]
+fn they_are_counted_in_the_metrics() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let scratch = Scratch::new("metrics").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let socket = socket.to_str().expect("UTF-8");
+    let stage = Stage::new(&["--control", socket]);
+    let (near, far) = stage.connect();
+    until("it is counted", || {
+        let reading = Reading::at(socket);
+        reading.sum("spliced_sessions_opened_total", &[]) == 1
+            && reading.sum("spliced_listener_open_connections", &[]) == 1
+            && reading.sum("spliced_server_open_connections", &[]) == 1
+    });
+    converse(&near, &far);
+    assert_eq!(stage.entry()["why_engine"], "from the SYN on");
+    let labels = [
+        ("backend", &*stage.server.address),
+        ("engine", "segment"),
+        ("outcome", "end_of_stream"),
+    ];
+    until("its end is counted", || {
+        let reading = Reading::at(socket);
+        reading.sum("spliced_sessions_ended_total", &labels) == 1
+            && reading.sum("spliced_listener_open_connections", &[]) == 0
+    });
+    let reading = Reading::at(socket);
+    for direction in ["client_to_target", "target_to_client"] {
+        let labels = [labels[0], ("direction", direction)];
+        assert_eq!(reading.sum("spliced_moved_bytes_total", &labels), 300_000);
     }
 }
 

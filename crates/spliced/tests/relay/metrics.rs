@@ -2,7 +2,7 @@
 
 mod moved;
 mod outcomes;
-mod reading;
+pub(crate) mod reading;
 mod tcp;
 
 use netlab::Scratch;

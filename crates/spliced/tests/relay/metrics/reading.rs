@@ -9,10 +9,10 @@ use prometheus_parse::{Sample, Scrape, Value};
 
 use crate::patience::PATIENCE;
 
-pub(super) struct Reading(Scrape);
+pub(crate) struct Reading(Scrape);
 
 impl Reading {
-    pub(super) fn of(text: &str) -> Self {
+    pub(crate) fn of(text: &str) -> Self {
         let lines = text.lines().map(|line| Ok(line.to_owned()));
         let reading = Self(Scrape::parse(lines).expect("it is read"));
         // Nothing was left out. The buckets of a histogram are one sample.
@@ -26,32 +26,32 @@ impl Reading {
     }
 
     /// At a control socket.
-    pub(super) fn at(socket: &str) -> Self {
+    pub(crate) fn at(socket: &str) -> Self {
         let (head, text) = get(socket, "/metrics");
         assert!(head.starts_with("HTTP/1.0 200 "), "{head}");
         Self::of(&text)
     }
 
-    pub(super) fn by_tcp(address: &str) -> Self {
+    pub(crate) fn by_tcp(address: &str) -> Self {
         let (head, text) = ask_by_tcp(address, "GET /metrics HTTP/1.0\r\n\r\n");
         assert!(head.starts_with("HTTP/1.0 200 "), "{head}");
         Self::of(&text)
     }
 
     /// The names of all samples.
-    pub(super) fn samples(&self) -> BTreeSet<&str> {
+    pub(crate) fn samples(&self) -> BTreeSet<&str> {
         let names = self.0.samples.iter().map(|sample| sample.metric.as_str());
         names.collect()
     }
 
     /// What a family says of itself.
-    pub(super) fn about(&self, family: &str) -> &str {
+    pub(crate) fn about(&self, family: &str) -> &str {
         let about = self.0.docs.get(family);
         about.unwrap_or_else(|| panic!("{family} does not say what it is"))
     }
 
     /// The sum of all samples that have these labels.
-    pub(super) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
         let is_one = |sample: &&Sample| {
             let has = |(name, value): &(&str, &str)| sample.labels.get(name) == Some(value);
             sample.metric == name && labels.iter().all(has)
@@ -61,7 +61,7 @@ impl Reading {
     }
 
     /// Every counter with its labels.
-    pub(super) fn counters(&self) -> BTreeMap<String, f64> {
+    pub(crate) fn counters(&self) -> BTreeMap<String, f64> {
         let ends = ["_total", "_sum", "_count"];
         let is_counter = |sample: &&Sample| ends.iter().any(|end| sample.metric.ends_with(end));
         let counters = self.0.samples.iter().filter(is_counter);
@@ -76,7 +76,7 @@ impl Reading {
     }
 
     /// No counter is lower than `before`, or has gone.
-    pub(super) fn expect_no_less(&self, before: &Self) {
+    pub(crate) fn expect_no_less(&self, before: &Self) {
         let now = self.counters();
         for (counter, before) in before.counters() {
             let now = now.get(&counter);
@@ -98,14 +98,14 @@ fn number(sample: &Sample) -> f64 {
 }
 
 /// The head and the body of an answer at a control socket.
-pub(super) fn get(socket: &str, path: &str) -> (String, String) {
+pub(crate) fn get(socket: &str, path: &str) -> (String, String) {
     let client = UnixStream::connect(socket).expect("connected");
     client.set_read_timeout(Some(PATIENCE)).expect("set");
     answer(client, &format!("GET {path} HTTP/1.0\r\n\r\n"))
 }
 
 /// The same by TCP, for any request.
-pub(super) fn ask_by_tcp(address: &str, request: &str) -> (String, String) {
+pub(crate) fn ask_by_tcp(address: &str, request: &str) -> (String, String) {
     let client = TcpStream::connect(address).expect("connected");
     client.set_read_timeout(Some(PATIENCE)).expect("set");
     answer(client, request)
