@@ -8,7 +8,7 @@ use netlab::{Lab, Namespace, Need, Scratch, available};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::metrics::reading::Reading;
+use crate::metrics::reading::{Reading, wait_for};
 use crate::patience::{until, until_found};
 use crate::payload::Payload;
 use crate::peer::{End, Peer};
@@ -102,6 +102,7 @@ fn they_are_counted_in_the_metrics() {
     let socket = scratch.path().join("sock");
     let socket = socket.to_str().expect("UTF-8");
     let stage = Stage::new(&["--control", socket]);
+    wait_for(socket);
     let (near, far) = stage.connect();
     until("it is counted", || {
         let reading = Reading::at(socket);

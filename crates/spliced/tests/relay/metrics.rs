@@ -7,7 +7,7 @@ mod tcp;
 
 use netlab::Scratch;
 
-use self::reading::{Reading, get};
+use self::reading::{Reading, get, wait_for};
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::relay::Relay;
@@ -19,6 +19,7 @@ fn relay_to(target: &str, options: &[&str]) -> (Scratch, Relay, String) {
     let socket = scratch.path().join("sock");
     let socket = socket.to_str().expect("UTF-8").to_owned();
     let relay = Relay::to(target, &[options, &["--control", &socket]].concat());
+    wait_for(&socket);
     (scratch, relay, socket)
 }
 
@@ -98,9 +99,7 @@ fn a_hostile_name_is_escaped() {
     let options = ["relay", &listen, "127.0.0.1:9", "--control", socket];
     let relay = Relay::spawn_silent(&mut crate::relay::command(&options));
     relay.wait_logged("listening on ");
-    until("it answers", || {
-        std::os::unix::net::UnixStream::connect(socket).is_ok()
-    });
+    wait_for(socket);
     let (_, text) = get(socket, "/metrics");
     let escaped = listen
         .replace('\\', "\\\\")
@@ -119,9 +118,7 @@ fn datagrams_have_metrics_too() {
     let socket = scratch.path().join("sock");
     let socket = socket.to_str().expect("UTF-8");
     let relay = Relay::between("udp:127.0.0.1:0", &to, &["--control", socket]);
-    until("it answers", || {
-        std::os::unix::net::UnixStream::connect(socket).is_ok()
-    });
+    wait_for(socket);
     let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("bound");
     let address = relay.address.trim_start_matches("udp:");
     until("a session is counted", || {

@@ -1,6 +1,5 @@
 //! Bytes: what was sent is what is counted, whoever moves it, while a session lives and after its end.
 
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
@@ -8,7 +7,7 @@ use std::thread;
 use netlab::{Namespace, Need, Scratch, available, present};
 use splice::EngineName;
 
-use super::reading::Reading;
+use super::reading::{Reading, wait_for};
 use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::Peer;
@@ -54,7 +53,7 @@ fn counts_what_has_moved(engine: EngineName) {
     let options = ["--engine", engine.as_str(), "--control", socket];
     let command = command.args(relay).args(options).env_remove("SPLICED_LOG");
     let relay = Relay::spawn(command);
-    until("it answers", || UnixStream::connect(socket).is_ok());
+    wait_for(socket);
     let client = namespace.enter(|| Peer::connect(&relay.address));
     let client = client.expect("entered");
     let far = server.accept();
@@ -145,7 +144,7 @@ fn no_byte_is_counted_twice_or_missing_when_sessions_end_during_a_reading() {
     let socket = scratch.path().join("sock");
     let socket = socket.to_str().expect("UTF-8");
     let relay = Relay::echo("127.0.0.1:0", &["--engine", "copy", "--control", socket]);
-    until("it answers", || UnixStream::connect(socket).is_ok());
+    wait_for(socket);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let watchers = [(); 2].map(|()| scope.spawn(|| watch(socket, [SENT, 0], &is_over)));

@@ -2,11 +2,10 @@
 
 use std::fs;
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 
 use netlab::{Process, Scratch};
 
-use super::reading::Reading;
+use super::reading::{Reading, wait_for};
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::relay::{BINARY, Relay, command, limit_with, output};
@@ -28,7 +27,7 @@ impl Stage {
         let path = path.to_str().expect("UTF-8");
         let run = ["run", "--config", path, "--control", &socket];
         let relay = Relay::spawn(&mut command(&run));
-        until("it answers", || UnixStream::connect(&socket).is_ok());
+        wait_for(&socket);
         Self {
             scratch,
             socket,
@@ -170,7 +169,7 @@ fn clients_that_cannot_be_accepted_are_counted_and_the_metrics_still_answer() {
         .args(["--engine", "copy", "--control", socket])
         .env_remove("SPLICED_LOG");
     let relay = Relay::spawn(&mut limited);
-    until("it answers", || UnixStream::connect(socket).is_ok());
+    wait_for(socket);
     let clients: Vec<_> = (0..200)
         .map(|_| TcpStream::connect(&relay.address).expect("connected"))
         .collect();

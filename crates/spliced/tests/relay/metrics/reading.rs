@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use prometheus_parse::{Sample, Scrape, Value};
 
-use crate::patience::PATIENCE;
+use crate::patience::{PATIENCE, until};
 
 pub(crate) struct Reading(Scrape);
 
@@ -95,6 +95,11 @@ fn number(sample: &Sample) -> f64 {
         Value::Histogram(ref buckets) => buckets.last().expect("a bucket").count,
         ref other => panic!("{other:?}"),
     }
+}
+
+/// Waits for a control socket.
+pub(crate) fn wait_for(socket: &str) {
+    until("it answers", || UnixStream::connect(socket).is_ok());
 }
 
 /// The head and the body of an answer at a control socket.
