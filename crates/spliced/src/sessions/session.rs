@@ -249,3 +249,35 @@ impl Facts {
         client.unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use splice::Address;
+
+    use super::*;
+
+    #[test]
+    fn what_has_been_counted_is_not_counted_again_by_whoever_has_read_it_before() {
+        let address: Address = "127.0.0.1:80".parse().expect("an address");
+        let plan = ListenerPlan::of_one(address, Action::Reset);
+        let tally = Arc::<Tally>::default();
+        let session = Session::new(1, Arc::new(plan), None, &tally);
+        for (bytes, counted) in [
+            ([5, 0], [5, 0]),
+            ([100, 7], [100, 7]),
+            // Somebody who is slow.
+            ([60, 7], [100, 7]),
+            ([60, 9], [100, 9]),
+            ([100, 9], [100, 9]),
+            ([101, 9], [101, 9]),
+        ] {
+            session.account_up_to(&tally, bytes);
+            assert_eq!(tally.bytes(), counted);
+        }
+        session.facts().passed_on_bytes = 103;
+        session.ended(None, Ending::NoServer);
+        session.account();
+        assert_eq!(tally.bytes(), [103, 9]);
+        assert_eq!(tally.count_opened(), 1);
+    }
+}
