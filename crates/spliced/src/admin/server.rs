@@ -261,7 +261,7 @@ impl Conversation {
             let share = match route.changes {
                 // The answer is short, and waits for nobody who reads.
                 true => Share::default(),
-                false => self.shared.answers.share(self.rank).await,
+                false => self.shared.answers.share(self.rank, &request).await,
             };
             let (sender, answer) = oneshot::channel();
             (self.shared.ask)(Question {

@@ -1,6 +1,8 @@
 //! Orders about servers, over HTTP and by the commands; `drained.rs` has what becomes of the clients.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use netlab::{Need, Process, Scratch, available};
@@ -267,13 +269,23 @@ fn an_order_does_not_wait_for_a_reload() {
         stage.proxy.write(&slow);
         stage.proxy.relay.signal(rustix::process::Signal::HUP);
         until("it waits for the name", || names.slow_names() > 0);
+        // They wait for the reload, and keep nobody from what does not.
+        let waiting: Vec<_> = (0..8).map(|_| asks_for_status(&stage.socket)).collect();
         stage.succeeds(&["drain", &server.address]);
         assert_eq!(stage.state(&server), "draining: 1");
         talk(&near, &far, 2);
         drop((near, far));
         stage.succeeds(&["drain", &server.address, "--wait"]);
         assert_eq!(stage.lines_logged("was reloaded"), 0);
+        drop(waiting);
     });
+}
+
+fn asks_for_status(socket: &Path) -> UnixStream {
+    let mut client = UnixStream::connect(socket).expect("a client");
+    let request = "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n";
+    client.write_all(request.as_bytes()).expect("it is sent");
+    client
 }
 
 #[test]
