@@ -12,6 +12,7 @@ mod hosts;
 mod lease;
 mod maglev;
 mod membership;
+mod missing;
 mod order;
 mod own_connection;
 mod pool;
@@ -43,6 +44,7 @@ pub(crate) use self::control::Control;
 use self::drain::By;
 use self::health::Cause;
 pub(crate) use self::lease::{Flows, Lease};
+use self::missing::why_none;
 pub(crate) use self::order::{Act, NoServer, Order, those};
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
@@ -170,13 +172,13 @@ impl Backend {
             match self.find(&address.to_string()) {
                 // One with an address of its own keeps what its configuration says.
                 Some(known) if known.srv() == Some(srv) => {
-                    known.change(server.weight, server.backup);
+                    self.change_server(&known, server);
                 }
                 Some(_) => {}
                 None => {
                     if let Some(former) = self.find_returning(&address.to_string(), Some(srv)) {
                         self.take_back(&former, &plan);
-                        former.change(server.weight, server.backup);
+                        self.change_server(&former, server);
                         continue;
                     }
                     let at_most = deadline.saturating_duration_since(Instant::now());
@@ -281,7 +283,8 @@ impl Backend {
         let mut pool = self.pool();
         let usable = pool.usable(tried, key.has_fallback, now);
         if usable.is_empty() {
-            return Pick::NoneLeft(pool.why_none());
+            let servers: Vec<_> = pool.servers().map(|server| &**server).collect();
+            return Pick::NoneLeft(why_none(&servers, now));
         }
         let most = plan.max_connections_per_server.unwrap_or(u32::MAX);
         let free: Vec<_> = usable

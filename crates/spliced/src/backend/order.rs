@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::drain::By;
 use super::server::Server;
 use super::{Backend, lock};
+use crate::plan::ServerPlan;
 
 /// So many servers or backends are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
@@ -111,17 +112,32 @@ impl Backend {
         let before = {
             let mut pool = self.pool();
             pool.weigh_again();
-            server.set_weight(weight)
+            server.weigh(weight, by)
         };
-        if before != weight {
-            tracing::info!(
-                "backend {}: server {} has the weight {weight} instead of {before}, by {by}",
-                self.name,
-                server.name()
-            );
-        }
+        self.log_weight(server, before, &format!(", by {by}"));
         self.tell_followers();
         self.queue.call_next();
+    }
+
+    /// What the configuration or a SRV record says of a server. Whoever calls this has the pool weigh again.
+    pub(super) fn change_server(&self, server: &Server, planned: &ServerPlan) {
+        let before = server.change(planned.weight, planned.backup);
+        let why = match server.srv() {
+            Some(_) => ", as its SRV record has it",
+            None => ", as the configuration has it",
+        };
+        self.log_weight(server, before, why);
+    }
+
+    fn log_weight(&self, server: &Server, before: Option<u32>, why: &str) {
+        if let Some(before) = before {
+            tracing::info!(
+                "backend {}: server {} has the weight {} instead of {before}{why}",
+                self.name,
+                server.name(),
+                server.weight()
+            );
+        }
     }
 
     /// Whether new clients may come to one of its servers.

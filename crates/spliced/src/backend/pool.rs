@@ -155,30 +155,6 @@ impl Pool {
         self.entries[index].server.open() < most
     }
 
-    pub(super) fn why_none(&self) -> String {
-        let (mut drained, mut weightless) = (0, 0);
-        for server in self.servers().filter(|server| !server.takes_clients()) {
-            match server.is_drained() {
-                true => drained += 1,
-                false => weightless += 1,
-            }
-        }
-        let count = self.entries.len();
-        match &self.entries[..] {
-            [] => "its servers are not known yet".into(),
-            [_] if drained == 1 => "its server is drained".into(),
-            [_] if weightless == 1 => "its server has the weight 0".into(),
-            [only] if only.server.target.addresses().is_empty() => only.server.target.why_nowhere(),
-            _ if drained == count => format!("all {count} servers are drained"),
-            _ if weightless == count => format!("all {count} servers have the weight 0"),
-            _ if drained + weightless == count => {
-                format!("of {count} servers, {drained} drained and {weightless} with the weight 0")
-            }
-            _ if drained > 0 => format!("no server is up, and {drained} of {count} are drained"),
-            _ => "no server is up".into(),
-        }
-    }
-
     pub(super) fn choose(
         &mut self,
         plan: &BackendPlan,

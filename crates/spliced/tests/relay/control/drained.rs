@@ -22,6 +22,7 @@ fn a_server_drained_under_500_live_connections_ends_none_gets_no_more_and_is_tol
     let servers = [quoted(&first), with(&second, "weight = 0")];
     let stage = Stage::run(&of(&servers, ""));
     assert_eq!(stage.state(&second), "weight 0: 0");
+    assert_eq!(stage.server(&second)["why"], "weight 0 in the configuration");
     let live: Vec<_> = (0..LIVE).map(|_| join(&stage.address, &first)).collect();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -107,7 +108,7 @@ fn every_way_to_choose_a_server_passes_over_those_that_get_no_clients() {
         Peer::is_reset_by(&stage.address);
         let logged = stage.wait_logged("no target: ");
         assert!(
-            logged.contains("of 4 servers, 3 drained and 1 with the weight 0"),
+            logged.contains("of 4 servers, 3 are drained and 1 has the weight 0"),
             "{logged}"
         );
         assert_eq!(stage.count("without_server"), 1);
@@ -224,6 +225,7 @@ fn the_configuration_drains_a_server_and_orders_stand_until_it_changes() {
     assert_eq!(stage.server(&servers[0])["weight"], 7);
     stage.reloads(&disabled(false, 2));
     assert_eq!(stage.server(&servers[0])["weight"], 2);
+    stage.wait_logged("has the weight 2 instead of 7, as the configuration has it");
     stage.reloads(&disabled(true, 2));
     assert_eq!(stage.state(&servers[0]), "draining: 1");
     stage.reloads(&disabled(false, 2));
