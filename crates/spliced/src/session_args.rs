@@ -33,17 +33,24 @@ pub(crate) struct SessionsArgs {
     pub(crate) json: bool,
 }
 
-/// End one session: its client and its server get a reset.
+/// End a session, or all that a filter takes: client and server get a reset.
 ///
-/// Without options, it ends the session with this id of the only process that has one, of those that this user may ask.
-/// If several have one, it refuses to choose.
+/// Without options, it ends the session with this id of the only process that has one, of those that this user may ask,
+/// or the sessions that all filters take. If several processes have such sessions, it refuses to choose; with --config,
+/// it ends those of all processes that run this file. After 'spliced drain', '--filter server=ADDRESS' ends what a server
+/// still has.
 ///
-/// The access log then has the outcome "ended by an operator". The command does not wait until the session has ended.
+/// The access log then has the outcome "ended by an operator". The command does not wait until the sessions have ended.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::ASK))]
 pub(crate) struct KillArgs {
     /// The session's id, as 'spliced sessions' and the logs have it.
-    pub(crate) id: u64,
+    #[arg(required_unless_present = "filter", conflicts_with = "filter")]
+    pub(crate) id: Option<u64>,
+    /// End the sessions whose field has this value, as with 'spliced sessions'. May be given several times; then all have
+    /// to apply.
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = SessionFilter::parse)]
+    pub(crate) filter: Vec<SessionFilter>,
     #[command(flatten)]
     pub(crate) which: WhichArgs,
 }
@@ -136,13 +143,17 @@ impl SessionField {
         ("phase", Self::Phase),
         ("engine", Self::Engine),
     ];
+
+    pub(crate) fn name(self) -> &'static str {
+        let mut all = Self::ALL.iter();
+        let named = all.find(|(_, field)| *field == self);
+        named.map_or("", |(name, _)| name)
+    }
 }
 
 impl fmt::Display for SessionFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = SessionField::ALL.iter();
-        let named = all.find(|(_, field)| *field == self.field);
-        write!(f, "{}={}", named.map_or("", |(name, _)| name), self.value)
+        write!(f, "{}={}", self.field.name(), self.value)
     }
 }
 

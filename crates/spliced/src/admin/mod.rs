@@ -33,7 +33,7 @@ pub(crate) use self::control_socket::ControlSocket;
 pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
 pub(crate) use self::refusal::NoListener;
-pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server};
+pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server, path_of_sessions};
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
 use crate::backend::Order;

@@ -192,6 +192,12 @@ pub(super) const ROUTES: &[Route] = &[
         Action::Ask(|given| Ok(Request::Sessions(About::All(filters(given.query)?)))),
         "live sessions; those that a query such as ?engine=copy takes",
     ),
+    changing(
+        Method::DELETE,
+        "/v1/sessions",
+        Action::Ask(|given| Ok(Request::Sessions(About::KillAll(given.some_filters()?)))),
+        "ends the sessions that the query takes: ?server=10.0.0.7:80",
+    ),
     reading(
         "/v1/sessions/ID",
         Action::Ask(|given| Ok(Request::Sessions(About::One(given.number())))),
@@ -231,6 +237,15 @@ pub(crate) fn path_of_server(backend: &str, server: &str, what: &str) -> String 
     path.trim_end_matches('/').into()
 }
 
+/// The path of the sessions that all `filters` take.
+pub(crate) fn path_of_sessions(filters: &[SessionFilter]) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    for filter in filters {
+        query.append_pair(filter.field.name(), &filter.value);
+    }
+    format!("/v1/sessions?{}", query.finish())
+}
+
 impl Given<'_> {
     /// The only number in the path.
     fn number(&self) -> u64 {
@@ -260,6 +275,18 @@ impl Given<'_> {
         match (pairs.next(), pairs.next()) {
             (Some((found, value)), None) if found == name => Some(value),
             _ => None,
+        }
+    }
+
+    /// Filters of which there is one at least, so that nobody ends all sessions by leaving them out.
+    fn some_filters(&self) -> Result<Vec<SessionFilter>, Refusal> {
+        let filters = filters(self.query)?;
+        match filters.is_empty() {
+            false => Ok(filters),
+            true => Err(Refusal::new(
+                StatusCode::BAD_REQUEST,
+                "the query does not say which sessions are to end; give it a field, as in ?server=10.0.0.7:80",
+            )),
         }
     }
 
@@ -385,11 +412,12 @@ mod tests {
             let path = ["ID", "BACKEND", "SERVER"]
                 .iter()
                 .fold(route.path.to_owned(), |path, word| path.replace(word, "7"));
-            let query = match path.ends_with("/log") {
-                true => "level=info",
-                false => "weight=7",
+            let query = match (&route.method, path.rsplit('/').next()) {
+                (&Method::PUT, Some("log")) => Some("level=info"),
+                (&Method::PUT, _) => Some("weight=7"),
+                (&Method::DELETE, Some("sessions")) => Some("engine=copy"),
+                _ => None,
             };
-            let query = Some(query).filter(|_| route.method == Method::PUT);
             find(&route.method, &path, query).expect("it is found");
             let is_read = route.method == Method::GET;
             assert_eq!(is_read, !route.changes, "{path}");
@@ -430,7 +458,12 @@ mod tests {
             (Method::HEAD, "/v1/reload", "POST", "POST"),
             (Method::POST, "/v1/status", "GET, HEAD", "GET"),
             (Method::DELETE, "/v1", "GET, HEAD", "GET"),
-            (Method::DELETE, "/v1/sessions", "GET, HEAD", "GET"),
+            (
+                Method::PUT,
+                "/v1/sessions",
+                "GET, HEAD, DELETE",
+                "GET or DELETE",
+            ),
             (
                 Method::POST,
                 "/v1/sessions/7",
@@ -499,6 +532,17 @@ mod tests {
                 filter("client", "[::1]:80")
             ]))
         );
+        let filters = vec![filter("server", "a&b=c"), filter("client", "::1")];
+        let path = path_of_sessions(&filters);
+        let (path, query_of_path) = path.split_once('?').expect("a query");
+        assert_eq!(
+            asked(Method::DELETE, path, Some(query_of_path)),
+            about(About::KillAll(filters))
+        );
+        for nothing in [None, Some("")] {
+            let refused = asked(Method::DELETE, path, nothing).expect_err("refused");
+            assert!(refused.contains("which sessions"), "{refused}");
+        }
         let refused = query(Some("colour=red")).expect_err("refused");
         assert!(
             refused.starts_with("there is no field colour;"),

@@ -256,6 +256,7 @@ impl Conversation {
         if route.changes {
             tracing::info!("{} {path} was asked for by {by}", route.method);
         }
+        let logs_failure = request == Request::Reload;
         self.waits.store(true, Ordering::Relaxed);
         let answered = timeout(route.within, async {
             let share = match route.changes {
@@ -266,15 +267,15 @@ impl Conversation {
             let (sender, answer) = oneshot::channel();
             (self.shared.ask)(Question {
                 request,
-                by,
+                by: by.clone(),
                 answer: sender,
             });
             answer.await.map(|answer| (answer, share))
         });
         let answered = answered.await;
         self.waits.store(false, Ordering::Relaxed);
-        match answered {
-            Ok(Ok((Ok(value), share))) => Ok((value, share)),
+        let refusal = match answered {
+            Ok(Ok((Ok(value), share))) => return Ok((value, share)),
             Ok(Ok((Err(error), _))) => {
                 let is_nowhere =
                     error.is::<NoSession>() || error.is::<NoServer>() || error.is::<NoListener>();
@@ -282,20 +283,25 @@ impl Conversation {
                     true => StatusCode::NOT_FOUND,
                     false => StatusCode::UNPROCESSABLE_ENTITY,
                 };
-                Err(Refusal::new(status, format!("{error:#}")))
+                Refusal::new(status, format!("{error:#}"))
             }
-            Ok(Err(_)) => Err(Refusal::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the process is ending",
-            )),
-            Err(_) => Err(Refusal::new(
+            Ok(Err(_)) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the process is ending"),
+            Err(_) => Refusal::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 format!(
                     "the process has not answered within {} s; see what it logs",
                     route.within.as_secs()
                 ),
-            )),
+            ),
+        };
+        if route.changes && !logs_failure {
+            tracing::warn!(
+                "{} {path} of {by} failed: {}",
+                route.method,
+                refusal.sentence
+            );
         }
+        Err(refusal)
     }
 }
 

@@ -44,7 +44,6 @@ pub(crate) use self::control::Control;
 use self::drain::By;
 use self::health::Cause;
 pub(crate) use self::lease::{Flows, Lease};
-use self::missing::why_none;
 pub(crate) use self::order::{Act, NoServer, Order, those};
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
@@ -269,6 +268,14 @@ impl Backend {
         }
     }
 
+    /// Why a client would get no server now; `None` if it would get one.
+    fn why_none(&self) -> Option<String> {
+        let now = Instant::now();
+        let pool = self.pool();
+        let usable = pool.usable(&Tried::default(), false, now);
+        usable.is_empty().then(|| pool.why_none(now))
+    }
+
     /// A server for a connection that has tried `tried`. One that comes with a ticket has waited; others
     /// queue behind those who wait.
     pub(crate) fn pick(
@@ -283,8 +290,7 @@ impl Backend {
         let mut pool = self.pool();
         let usable = pool.usable(tried, key.has_fallback, now);
         if usable.is_empty() {
-            let servers: Vec<_> = pool.servers().map(|server| &**server).collect();
-            return Pick::NoneLeft(why_none(&servers, now));
+            return Pick::NoneLeft(pool.why_none(now));
         }
         let most = plan.max_connections_per_server.unwrap_or(u32::MAX);
         let free: Vec<_> = usable

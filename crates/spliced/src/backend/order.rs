@@ -48,7 +48,8 @@ impl Backend {
     pub(super) fn obey(self: &Arc<Self>, order: &Order, by: &str) -> Result<Value> {
         let name = &order.server;
         if let Act::Add(weight) = order.act {
-            return Ok(self.add_until_reload(name, weight, by)?.snapshot());
+            let server = self.add_until_reload(name, weight, by)?;
+            return Ok(self.told_of(&server));
         }
         let here = self.find(name);
         let Some(server) = here.clone().or_else(|| self.find_former(name)) else {
@@ -63,7 +64,14 @@ impl Backend {
             Act::Weigh(weight) => self.weigh(&server, weight, by),
             Act::Remove => self.remove_until_reload(&server, by)?,
         }
-        Ok(server.snapshot())
+        Ok(self.told_of(&server))
+    }
+
+    /// A server, and what it means to the backend: an order may have left clients none.
+    fn told_of(&self, server: &Server) -> Value {
+        let mut told = server.snapshot();
+        told["backend_why_none"] = self.why_none().into();
+        told
     }
 
     /// What the configuration says of a server, once it says something else.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::health::{State, leaves_enough};
 use super::maglev::Maglev;
+use super::missing::why_none;
 use super::server::Server;
 use crate::plan::{BackendPlan, Balance, HashKey};
 use crate::target::Prospect;
@@ -153,6 +154,12 @@ impl Pool {
 
     pub(super) fn has_room(&self, index: usize, most: u32) -> bool {
         self.entries[index].server.open() < most
+    }
+
+    /// Why a client gets none of its servers.
+    pub(super) fn why_none(&self, now: Instant) -> String {
+        let servers: Vec<_> = self.servers().map(|server| &**server).collect();
+        why_none(&servers, now)
     }
 
     pub(super) fn choose(

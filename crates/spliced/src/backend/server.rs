@@ -157,6 +157,10 @@ impl Server {
         lock(&self.drain).is_disabled()
     }
 
+    pub(super) fn is_drained_by_order(&self) -> bool {
+        self.is_drained() && !self.is_disabled()
+    }
+
     /// `open` connections more, and `begun` that have begun.
     pub(super) fn enter(&self, open: u32, begun: u64) {
         self.open.fetch_add(open, Ordering::SeqCst);

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use hyper::{Method, StatusCode};
+use serde_json::Value;
 use tokio::time::sleep;
 
 use super::processes::wait_for;
-use super::servers::{Place, find};
+use super::servers::{Place, connections, find};
 use crate::admin::Failure;
 use crate::server_args::{DrainArgs, UndrainArgs, WeighArgs};
 
@@ -27,13 +28,22 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
             place.order(Method::POST, "drain").await?;
         }
         for place in places.iter().filter(|_| args.wait) {
-            while let Some(left) = left(place).await? {
+            loop {
+                let told = match left(place).await? {
+                    Left::Connections(told) => told,
+                    Left::Nothing(told) => {
+                        place.print(&told)?;
+                        break;
+                    }
+                    Left::Forgotten => break,
+                };
                 if let Some(timeout) = args.timeout {
                     ensure!(
                         began.elapsed() < timeout,
-                        "server {} still has {left} after {}; it stays drained, so wait again, or end them with \
+                        "server {} still has {} after {}; it stays drained, so wait again, or end them with \
                          'spliced kill'",
                         place.server,
+                        connections(&told["connections"]),
                         humantime::format_duration(timeout)
                     );
                 }
@@ -44,23 +54,29 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
     })
 }
 
-/// The connections of a drained server; `None` if it is empty.
-async fn left(place: &Place) -> Result<Option<String>> {
+/// What a drained server still has, and all that is told of it.
+enum Left {
+    Connections(Value),
+    Nothing(Value),
+    /// A reload has removed it, and it had no more.
+    Forgotten,
+}
+
+async fn left(place: &Place) -> Result<Left> {
     let told = match place.ask(Method::GET, "").await {
         Ok(told) => told,
-        // A reload has removed it, and it had no more.
-        Err(Failure::Refused(StatusCode::NOT_FOUND, _)) => return Ok(None),
+        Err(Failure::Refused(StatusCode::NOT_FOUND, _)) => return Ok(Left::Forgotten),
         Err(failure) => bail!("{}", place.words(&failure)),
     };
-    match told["connections"].as_u64() {
-        Some(0) => Ok(None),
-        _ if told["drained"] == false && told["removed"] == false => bail!(
-            "server {} gets clients again, since somebody has undrained it",
-            place.server
-        ),
-        Some(1) => Ok(Some("1 connection".into())),
-        count => Ok(Some(format!("{} connections", count.unwrap_or_default()))),
-    }
+    ensure!(
+        told["connections"] == 0 || told["drained"] != false || told["removed"] != false,
+        "server {} gets clients again, since somebody has undrained it",
+        place.server
+    );
+    Ok(match told["connections"] == 0 {
+        true => Left::Nothing(told),
+        false => Left::Connections(told),
+    })
 }
 
 /// # Errors

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::processes::{PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
 use crate::admin::{ControlSocket, Failure, ask, path_of_server};
 use crate::server_args::ServerArgs;
+use crate::standard_output::print;
 
 /// So many servers are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
@@ -49,19 +50,64 @@ impl Place {
         ask(&self.of.socket, method, &path, PATIENCE).await.told
     }
 
-    /// Asks the process to change the server.
+    /// Asks the process to change the server, and says what has come of it.
     ///
     /// # Errors
     /// If it does not.
     pub(super) async fn order(&self, method: Method, what: &str) -> Result<()> {
-        match self.ask(method, what).await {
-            Ok(_) => Ok(()),
+        let told = match self.ask(method, what).await {
+            Ok(told) => told,
             Err(failure) => bail!("{}", self.words(&failure)),
+        };
+        if let Some(why) = told["backend_why_none"].as_str() {
+            tracing::warn!(
+                "process {}, backend {}: new clients get no server: {why}",
+                self.of.process,
+                self.backend
+            );
         }
+        self.print(&told)
+    }
+
+    /// Says what the server is in, as `told`.
+    ///
+    /// # Errors
+    /// If it cannot be printed.
+    pub(super) fn print(&self, told: &Value) -> Result<()> {
+        let Self {
+            of,
+            backend,
+            server,
+        } = self;
+        print(&format!(
+            "process {}, backend {backend}, server {server}: {}\n",
+            of.process,
+            in_words(told)
+        ))
     }
 
     pub(super) fn words(&self, failure: &Failure) -> String {
         words(failure, Some(self.of.socket())).unwrap_or_default()
+    }
+}
+
+/// State, connections and weight of a server.
+fn in_words(told: &Value) -> String {
+    let state = told["state"].as_str().unwrap_or_default();
+    let weight = format!("weight {}", told["weight"]);
+    let mut parts = vec![state.to_owned(), connections(&told["connections"])];
+    // There is a state of this name.
+    if weight != state {
+        parts.push(weight);
+    }
+    parts.join(", ")
+}
+
+/// So many, in words.
+pub(super) fn connections(count: &Value) -> String {
+    match count.as_u64() {
+        Some(1) => "1 connection".into(),
+        count => format!("{} connections", count.unwrap_or_default()),
     }
 }
 

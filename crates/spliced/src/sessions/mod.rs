@@ -46,6 +46,8 @@ pub(crate) enum About {
     One(u64),
     /// The end of the session with this id.
     Kill(u64),
+    /// The end of those that all of these take, of which there is one at least.
+    KillAll(Vec<SessionFilter>),
 }
 
 /// The sessions of a process.
@@ -87,7 +89,8 @@ impl Sessions {
         match about {
             About::All(filters) => self.told(filters),
             About::One(id) => self.told_of(*id),
-            About::Kill(id) => Ok(self.kill(*id).map(|()| ending())?),
+            About::Kill(id) => Ok(self.kill(*id).map(|()| ending(true))?),
+            About::KillAll(filters) => Ok(ending(self.kill_all(filters))),
         }
     }
 
@@ -131,14 +134,24 @@ impl Sessions {
         Ok(())
     }
 
+    /// Ends those that all `filters` take. Returns how many there were.
+    fn kill_all(&self, filters: &[SessionFilter]) -> u64 {
+        let mut count = 0;
+        self.each_row(filters, |row| {
+            // It may have ended meanwhile.
+            count += u64::from(self.kill(row.id).is_ok());
+        });
+        count
+    }
+
     fn shard(&self, id: u64) -> MutexGuard<'_, BTreeMap<u64, Entered>> {
         lock(&self.shards[id as usize % SHARDS])
     }
 }
 
-/// The answer to whoever ends a session.
-fn ending() -> Value {
-    json!({ "ending": true })
+/// The answer to whoever ends a session, or so many.
+fn ending(what: impl Into<Value>) -> Value {
+    json!({ "ending": what.into() })
 }
 
 /// No session is alive that has this id.

@@ -70,6 +70,20 @@ impl Stage {
         output
     }
 
+    /// What a command that succeeds prints.
+    pub(super) fn says(&self, arguments: &[&str]) -> String {
+        String::from_utf8(self.succeeds(arguments).stdout).expect("text")
+    }
+
+    /// What an order about `server` of backend `b` prints.
+    pub(super) fn line(&self, server: &Server, what: &str) -> String {
+        let process = self.proxy.relay.id();
+        format!(
+            "process {process}, backend b, server {}: {what}\n",
+            server.address
+        )
+    }
+
     pub(super) fn fails(&self, arguments: &[&str]) -> String {
         let output = self.ask(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
