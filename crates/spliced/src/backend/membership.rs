@@ -128,6 +128,10 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
         !text.starts_with("srv:"),
         "{text:?} cannot be added: only the configuration names SRV records; write HOST:PORT"
     );
+    ensure!(
+        !text.contains(char::is_control),
+        "{text:?} cannot be used: a name with control characters would break up the log; choose another address"
+    );
     let address: Address = text.parse()?;
     ensure!(
         !matches!(address, Address::Inet { port: 0, .. }),

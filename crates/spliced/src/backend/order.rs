@@ -172,7 +172,8 @@ impl NoServer {
         Self(format!(
             "backend {} has no server {}; {}",
             order.backend,
-            order.server,
+            // The log has it, too.
+            order.server.escape_debug(),
             those("server", names)
         ))
     }
@@ -180,7 +181,7 @@ impl NoServer {
     pub(super) fn in_no_backend<'a>(order: &Order, names: impl Iterator<Item = &'a str>) -> Self {
         Self(format!(
             "there is no backend {}; {}",
-            order.backend,
+            order.backend.escape_debug(),
             those("backend", names)
         ))
     }

@@ -206,6 +206,7 @@ fn what_cannot_be_a_server_is_refused_in_a_sentence() {
         ("srv:_x._tcp.host", "422", "only the configuration names"),
         ("unix:%2Frun%2Fx", "422", "has no server by UNIX sockets"),
         ("[::1]:1", "422", "source of backend b has no IPv6 address"),
+        ("unix:%2Fx%0Ay", "422", "control characters"),
         ("127.0.0.1:1?weight=257", "400", "?weight=N"),
         ("127.0.0.1:1?x=1", "400", "?weight=N"),
     ] {

@@ -208,6 +208,12 @@ fn curl_gives_orders_about_servers_with_any_name() {
             "404",
             "backend b.-_ has no server x; the servers are",
         ),
+        (
+            "POST",
+            "x%0A/drain",
+            "404",
+            "has no server x\\n; the servers",
+        ),
         ("PUT", &format!("{name}/weight"), "400", "from 0 to 256"),
         (
             "PUT",
