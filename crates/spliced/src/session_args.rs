@@ -126,7 +126,7 @@ pub(crate) enum SessionField {
 }
 
 impl SessionField {
-    const ALL: [(&str, Self); 8] = [
+    pub(crate) const ALL: [(&str, Self); 8] = [
         ("listener", Self::Listener),
         ("client", Self::Client),
         ("server_name", Self::ServerName),
