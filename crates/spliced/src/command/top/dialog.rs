@@ -4,7 +4,7 @@ use super::key::Key;
 use super::order::Order;
 
 /// The longest text that a person types.
-const TEXT_MOST_CHARACTERS: usize = 1000;
+pub(super) const TEXT_MOST_CHARACTERS: usize = 1000;
 
 #[derive(Debug)]
 pub(super) enum Dialog {

@@ -1,3 +1,5 @@
+mod typed;
+
 use std::time::{Duration, UNIX_EPOCH};
 
 use ratatui_core::buffer::Buffer;
