@@ -62,8 +62,9 @@ const DELAYS_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 ///
 /// Three pages, by the keys 1, 2 and 3: the sessions with their rates; the servers of backends with their states and why;
 /// how many sessions each engine has and why no faster one has them. Keys are those of htop: arrows, F3 searches, F4
-/// filters, F6 sorts, F9 ends the session under the cursor after a question, F1 shows all keys, F10 or q ends. The cursor
-/// follows its session, whatever the order.
+/// filters, F6 sorts, F9 ends the session under the cursor after a question, F1 shows all keys, F10 or q ends. On the page
+/// of servers, d drains, u undrains and w weighs the one under the cursor after a question. The cursor follows its session,
+/// whatever the order.
 ///
 /// Without options, it asks all processes that this user may ask: its own, and as root those of every user. Processes that
 /// start and end meanwhile come and go. One that does not answer is named and delays nobody. docs/top.md says more.
@@ -133,7 +134,7 @@ pub(crate) enum SessionField {
 }
 
 impl SessionField {
-    const ALL: [(&str, Self); 8] = [
+    pub(crate) const ALL: [(&str, Self); 8] = [
         ("listener", Self::Listener),
         ("client", Self::Client),
         ("server_name", Self::ServerName),

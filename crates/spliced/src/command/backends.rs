@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::processes::{Searched, search, wait_for, words};
-use super::servers::{Of, backends_of};
+use super::processes::{Of, Searched, search, wait_for, words};
+use super::servers::backends_of;
 use super::table::{Table, age, shown};
 use crate::server_args::BackendsArgs;
 use crate::standard_output::print;
@@ -47,7 +47,7 @@ fn as_json(told: Vec<(Of, Vec<Value>)>) -> Value {
     let backends = told.into_iter().flat_map(|(of, backends)| {
         backends.into_iter().map(move |mut backend| {
             backend["process"] = of.process().into();
-            backend["socket"] = of.socket().display().to_string().into();
+            backend["socket"] = of.path().display().to_string().into();
             backend
         })
     });

@@ -1,5 +1,6 @@
 //! The running processes that a command asks.
 
+use std::hash::{Hash, Hasher};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use hyper::{Method, StatusCode};
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
@@ -22,6 +24,51 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long other users are waited for, once somebody has answered: one of them could delay everybody's commands.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(1);
 
+/// The process that something is of, such as a session or a server.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Of {
+    process: u64,
+    /// Where it was asked, which no other process has.
+    #[serde(serialize_with = "as_path")]
+    socket: Arc<ControlSocket>,
+}
+
+impl Of {
+    pub(super) fn new(process: u64, socket: Arc<ControlSocket>) -> Self {
+        Self { process, socket }
+    }
+
+    pub(super) fn process(&self) -> u64 {
+        self.process
+    }
+
+    pub(super) fn socket(&self) -> &ControlSocket {
+        &self.socket
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.socket.path
+    }
+}
+
+impl PartialEq for Of {
+    fn eq(&self, other: &Self) -> bool {
+        (self.process, self.path()) == (other.process, other.path())
+    }
+}
+
+impl Eq for Of {}
+
+impl Hash for Of {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.process, self.path()).hash(state);
+    }
+}
+
+fn as_path<S: Serializer>(socket: &Arc<ControlSocket>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&socket.path.display())
+}
+
 /// A process that answers.
 pub(super) struct Reached {
     /// Of its sockets one that takes orders, if this user may ask there.
@@ -35,6 +82,11 @@ pub(super) struct Reached {
 impl Reached {
     pub(super) fn process(&self) -> &Value {
         process_of(&self.told)
+    }
+
+    pub(super) fn of(&self) -> Of {
+        let process = self.process()["pid"].as_u64().unwrap_or_default();
+        Of::new(process, Arc::clone(&self.socket))
     }
 
     /// What no other process has. Its number alone may be another one's in another PID namespace, and a process of another

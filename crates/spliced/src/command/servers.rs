@@ -1,26 +1,18 @@
 //! The server that an order is about, and the process that has it.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use hyper::Method;
 use serde_json::Value;
 
-use super::processes::{PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
-use crate::admin::{ControlSocket, Failure, ask, path_of_server};
+use super::processes::{Of, PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
+use crate::admin::{Failure, ask, path_of_server};
 use crate::server_args::ServerArgs;
 use crate::standard_output::print;
 
 /// So many servers are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
-
-/// A process, for those who have asked it.
-#[derive(Clone, Debug)]
-pub(super) struct Of {
-    process: u64,
-    socket: Arc<ControlSocket>,
-}
 
 /// A server of one backend of one process.
 pub(super) struct Place {
@@ -29,25 +21,11 @@ pub(super) struct Place {
     pub(super) server: String,
 }
 
-impl Of {
-    pub(super) fn new(process: u64, socket: Arc<ControlSocket>) -> Self {
-        Self { process, socket }
-    }
-
-    pub(super) fn process(&self) -> u64 {
-        self.process
-    }
-
-    pub(super) fn socket(&self) -> &Path {
-        &self.socket.path
-    }
-}
-
 impl Place {
     /// Asks the process to do that with the server: to tell about it, if `what` is empty.
     pub(super) async fn ask(&self, method: Method, what: &str) -> Result<Value, Failure> {
         let path = path_of_server(&self.backend, &self.server, what);
-        ask(&self.of.socket, method, &path, PATIENCE).await.told
+        ask(self.of.socket(), method, &path, PATIENCE).await.told
     }
 
     /// Asks the process to change the server, and says what has come of it.
@@ -87,7 +65,7 @@ impl Place {
     }
 
     pub(super) fn words(&self, failure: &Failure) -> String {
-        words(failure, Some(self.of.socket())).unwrap_or_default()
+        words(failure, Some(self.of.path())).unwrap_or_default()
     }
 }
 
@@ -116,7 +94,6 @@ pub(super) async fn backends_of(reached: Vec<Reached>) -> Vec<(Of, Result<Vec<Va
     let sockets: Vec<_> = reached.iter().map(|it| Arc::clone(&it.socket)).collect();
     let answers = ask_all(&sockets, "/v1/backends").await;
     let each = reached.into_iter().zip(answers).map(|(reached, answer)| {
-        let process = reached.process()["pid"].as_u64().unwrap_or_default();
         let told = answer.told;
         let list = told.and_then(|mut told| match told.get_mut("backends").map(Value::take) {
             Some(Value::Array(list)) => Ok(list),
@@ -124,7 +101,7 @@ pub(super) async fn backends_of(reached: Vec<Reached>) -> Vec<(Of, Result<Vec<Va
                 "it answers in another way than this version of spliced expects; use the version that runs".into(),
             )),
         });
-        (Of::new(process, reached.socket), list)
+        (reached.of(), list)
     });
     each.collect()
 }
@@ -149,7 +126,7 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
             Ok(backends) => backends,
             // A process that has ended has no servers.
             Err(failure) => {
-                match (words(&failure, None), of.socket.is_anothers()) {
+                match (words(&failure, None), of.socket().is_anothers()) {
                     (Some(why), true) => leave_out(&why),
                     (why, _) => not_known.extend(why),
                 }
@@ -193,7 +170,7 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
         [_, _, ..] if which.config.is_none() => {
             let named = places.iter().map(|place| {
                 let of = &place.of;
-                format!("process {} ({})", of.process, of.socket().display())
+                format!("process {} ({})", of.process(), of.path().display())
             });
             bail!(
                 "{} have a server {server} each; choose with --config or --control",

@@ -7,10 +7,10 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::processes::{Reached, Searched, ask_all, search, wait_for, words};
-use super::rated::{Of, Rated, rated, rows, sort};
+use super::processes::{Of, Reached, Searched, ask_all, search, wait_for, words};
+use super::rated::{Rated, rated, rows, sort};
 use super::table::{Table, bytes, time};
-use crate::session_args::{SessionOrder, SessionsArgs};
+use crate::session_args::{SessionField, SessionOrder, SessionsArgs};
 use crate::sessions::Row;
 use crate::standard_output::print;
 
@@ -68,7 +68,7 @@ async fn look(processes: Vec<Reached>) -> Result<Look> {
         let answer = answer.told.and_then(rows);
         match answer {
             Ok(rows) => {
-                let of = Of::new(&process);
+                let of = process.of();
                 look.told
                     .extend(rows.into_iter().map(|row| (of.clone(), row)));
                 look.asked.push(process);
@@ -119,14 +119,14 @@ fn as_table(rated: &[&Rated], has_several: bool) -> String {
     for one in rated {
         let row = &one.row;
         let cells = [
-            one.of.process.to_string(),
+            one.of.process().to_string(),
             row.id.to_string(),
-            row.listener.clone(),
-            row.client.clone(),
-            row.backend.clone().unwrap_or_default(),
-            row.target.clone(),
-            row.phase.word().into(),
-            row.engine.clone().unwrap_or_default(),
+            one.cell(SessionField::Listener),
+            one.cell(SessionField::Client),
+            one.cell(SessionField::Backend),
+            one.cell(SessionField::Target),
+            one.cell(SessionField::Phase),
+            one.cell(SessionField::Engine),
             time(row.age_ms),
             time(row.idle_ms),
             bytes(row.client_to_target_bytes),
