@@ -159,7 +159,7 @@ pub(crate) struct BackendPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerPlan {
     pub(crate) address: ServerAddress,
-    /// Up to [`WEIGHT_MOST`](crate::server_args::WEIGHT_MOST); with 0 it gets no new clients.
+    /// Up to [`WEIGHT_MOST`](crate::weight::WEIGHT_MOST); with 0 it gets no new clients.
     pub(crate) weight: u16,
     /// Used only if no other server is left.
     pub(crate) backup: bool,

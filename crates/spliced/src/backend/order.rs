@@ -6,41 +6,13 @@ use std::sync::Arc;
 use anyhow::Result;
 use serde_json::Value;
 
+use super::act::{Act, Order};
 use super::drain::By;
 use super::server::Server;
 use super::{Backend, lock};
 
 /// So many servers or backends are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
-
-/// An order about a server of a backend, both by their names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    pub(crate) backend: String,
-    pub(crate) server: String,
-    pub(crate) act: Act,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    /// Nothing but to say what it is.
-    Tell,
-    /// No new clients.
-    Drain,
-    Undrain,
-    Weigh(u32),
-    /// Until the next reload, with this weight.
-    Add(u16),
-    /// Until the next reload.
-    Remove,
-}
-
-impl Act {
-    /// Whether it changes which servers there are.
-    pub(super) fn is_of_membership(self) -> bool {
-        matches!(self, Self::Add(_) | Self::Remove)
-    }
-}
 
 impl Backend {
     /// As [`Backends::obey`](super::Backends::obey).
@@ -148,7 +120,7 @@ impl NoServer {
         Self(format!(
             "backend {} has no server {}; {}",
             order.backend,
-            order.server,
+            order.server.escape_debug(),
             those("server", names)
         ))
     }
@@ -156,7 +128,7 @@ impl NoServer {
     pub(super) fn in_no_backend<'a>(order: &Order, names: impl Iterator<Item = &'a str>) -> Self {
         Self(format!(
             "there is no backend {}; {}",
-            order.backend,
+            order.backend.escape_debug(),
             those("backend", names)
         ))
     }

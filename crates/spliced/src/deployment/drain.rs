@@ -193,6 +193,7 @@ fn named<'a>(
     let mut found = listeners.values_mut().filter(|it| name_of(it) == name);
     found.next().ok_or_else(|| {
         let those = those("listener", names.iter().map(String::as_str));
+        let name = name.escape_debug();
         NoListener(format!("there is no listener {name}; {those}")).into()
     })
 }

@@ -1,7 +1,7 @@
 //! Which sessions somebody wants to see.
 
 use super::Row;
-use crate::session_args::{SessionField, SessionFilter};
+use crate::session_filter::{SessionField, SessionFilter};
 
 impl SessionFilter {
     /// Whether a session has the value.

@@ -106,6 +106,35 @@ fn each_path_answers_curl() {
     }
 }
 
+/// Whoever shows a refusal on a terminal may have got the request from somebody else.
+#[test]
+fn what_a_request_has_for_a_terminal_is_escaped_in_the_refusal() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let configuration = scratch.write("c.toml", CONFIGURATION).expect("written");
+    let socket = scratch.path().join("sock");
+    let [file, path] = [&configuration, &socket].map(|path| path.to_str().expect("UTF-8"));
+    let _relay = Relay::spawn(&mut command(&["run", "--config", file, "--control", path]));
+    answers(&socket);
+    for (method, rest, status) in [
+        ("GET", "sessions?%1B%5B31m=x", "400"),
+        ("POST", "listeners/%1B%5B31m/drain", "404"),
+        ("GET", "backends/%1B%5B31m/servers/x", "404"),
+        ("GET", "backends/b/servers/%1B%5B31m", "404"),
+        ("POST", "backends/b/servers/%1B%5B31m/drain", "404"),
+        ("PUT", "backends/b/servers/%1B%5B31m", "422"),
+        ("PUT", "backends/b/servers/%1B%5B31m:80", "422"),
+        ("PUT", "backends/b/servers/unix:%1B%5B31m", "422"),
+        ("DELETE", "backends/b/servers/%1B%5B31m", "404"),
+    ] {
+        let url = format!("http://x/v1/{rest}");
+        let (found, answer) = curl(&socket, &["-X", method, &url]);
+        assert_eq!(found, status, "{method} {rest}: {answer}");
+        let sentence = answer["error"].as_str().expect("a sentence");
+        assert!(!sentence.contains(char::is_control), "{sentence:?}");
+        assert!(sentence.contains("\\u{1b}[31m"), "{sentence}");
+    }
+}
+
 #[test]
 fn relays_of_datagrams_and_of_messages_answer_too() {
     let scratch = Scratch::new("control").expect("a directory");
