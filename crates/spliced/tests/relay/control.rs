@@ -1,9 +1,10 @@
-//! The control socket: what it answers to whom, and beside clients that mean no good.
+//! The control socket: what it answers to whom.
 
 mod added;
 mod clients;
 mod deployments;
 mod drained;
+mod hostile;
 mod kept;
 mod listeners;
 mod log;
@@ -13,12 +14,10 @@ mod sessions;
 mod status;
 
 use std::fs::{self, Permissions};
-use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::thread;
 
 use netlab::{Need, Process, Scratch, available};
 use serde_json::{Value, json};
@@ -167,87 +166,6 @@ fn relays_of_datagrams_and_of_messages_answer_too() {
         let (status, _) = curl(&socket, &["-X", "POST", "http://x/v1/reload"]);
         assert_eq!(status, "422");
     }
-}
-
-/// Most of what a process has read of `client` it has to keep, so that bounds show in what it takes.
-fn flood(mut client: &UnixStream, head: &str) -> u64 {
-    let zeros = vec![0; 1 << 16];
-    let mut sent = 0;
-    if client.write_all(head.as_bytes()).is_ok() {
-        while sent < 1 << 30 && client.write_all(&zeros).is_ok() {
-            sent += zeros.len() as u64;
-        }
-    }
-    sent
-}
-
-#[test]
-fn silent_broken_and_endless_clients_delay_nobody() {
-    const EACH: usize = 20;
-    let scratch = Scratch::new("control").expect("a directory");
-    let configuration = scratch.write("c.toml", CONFIGURATION).expect("written");
-    let socket = scratch.path().join("sock");
-    let [file, path] = [&configuration, &socket].map(|path| path.to_str().expect("UTF-8"));
-    let relay = Relay::spawn(&mut command(&["run", "--config", file, "--control", path]));
-    answers(&socket);
-    let connect = || UnixStream::connect(&socket).expect("connected");
-    let silent: Vec<_> = (0..EACH).map(|_| connect()).collect();
-    // They ask and read nothing.
-    let deaf: Vec<_> = (0..EACH).map(|_| connect()).collect();
-    for mut client in &deaf {
-        let request = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
-        client.set_nonblocking(true).expect("set");
-        let _ = client.write(request.as_bytes());
-    }
-    thread::scope(|scope| {
-        let heads = [
-            "",
-            "\r\n\r\nGET\0 / HTTP/9.9\r\n\r\n",
-            "GET /v1/status HTTP/1.1\r\nx: ",
-            "POST /v1/status HTTP/1.1\r\nhost: x\r\ncontent-length: 1073741824\r\n\r\n",
-            "POST /v1/reload HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n40000000\r\n",
-        ];
-        for number in 0..EACH {
-            let head = heads[number % heads.len()];
-            scope.spawn(move || {
-                let client = connect();
-                let sent = flood(&client, head);
-                assert!(sent < 8 << 20, "{head:?}: it took {sent} bytes");
-            });
-        }
-        for _ in 0..EACH {
-            scope.spawn(|| {
-                for path in ["process", "status", "listeners", "backends"] {
-                    let (status, _) = curl(&socket, &[&format!("http://x/v1/{path}")]);
-                    assert_eq!(status, "200", "{path}");
-                }
-                let (status, answer) = curl(&socket, &["-X", "POST", "http://x/v1/reload"]);
-                assert_eq!(status, "200", "{answer}");
-            });
-        }
-    });
-    // Each is told to go once its time is over.
-    for mut client in silent {
-        let mut answer = Vec::new();
-        let _ = client.read_to_end(&mut answer);
-    }
-    drop(deaf);
-    let (status, answer) = curl(&socket, &["http://x/v1/process"]);
-    assert_eq!((&*status, &answer["reloads"]), ("200", &json!(EACH)));
-    assert_eq!(answer["last_reload"]["error"], Value::Null);
-    drop(relay);
-}
-
-/// Whoever is too much takes the place of one that has asked for nothing.
-#[test]
-fn more_silent_clients_than_there_is_room_for_keep_nobody_out() {
-    let (_scratch, socket, _relay) = relay_to_nobody();
-    let silent: Vec<_> = (0..600)
-        .map(|_| UnixStream::connect(&socket).expect("connected"))
-        .collect();
-    let (status, _) = curl(&socket, &["http://x/v1/status"]);
-    assert_eq!(status, "200");
-    drop(silent);
 }
 
 /// As Kubernetes does it with a ConfigMap.
