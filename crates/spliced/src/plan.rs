@@ -3,6 +3,7 @@
 //! A plan is checked: names of backends exist, addresses parse, times are within their bounds. Nothing
 //! has been resolved, bound or opened.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -172,6 +173,15 @@ pub(crate) enum ServerAddress {
     Address(Address),
     /// `srv:_imap._tcp.example.org`: the servers that these DNS records name.
     Srv(String),
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Srv(name) => write!(f, "srv:{name}"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
