@@ -7,9 +7,7 @@ use clap::Args;
 use crate::control_args::WhichArgs;
 use crate::sections::{self, as_help};
 use crate::time_text::time;
-
-/// The largest weight of a server: as that of HAProxy.
-pub(crate) const WEIGHT_MOST: u16 = 256;
+use crate::weight::WEIGHT_MOST;
 
 /// Show the servers of running processes: state, why and since when, weight, sessions and last error.
 ///

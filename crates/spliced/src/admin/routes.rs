@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::Request;
 use super::refusal::Refusal;
 use crate::backend::{Act, Order};
-use crate::cli::Level;
-use crate::server_args::WEIGHT_MOST;
-use crate::session_args::SessionFilter;
+use crate::log_level::Level;
+use crate::session_filter::SessionFilter;
 use crate::sessions::About;
+use crate::weight::WEIGHT_MOST;
 
 /// How long an answer may take that says only what is known.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
 #[derive(Debug)]
 pub(super) struct Route {
     /// It may have words in capitals.
-    path: &'static str,
+    pub(super) path: &'static str,
     pub(super) method: Method,
     action: Action,
     /// It changes something, so it is logged, and the socket for reading does not have it.
@@ -363,7 +363,8 @@ pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<F
         let methods = of_path.iter().map(|(route, _)| route.method.as_str());
         let methods: Vec<_> = methods.collect();
         let sentence = format!(
-            "{path} does not take {method}; ask with {}",
+            "{} does not take {method}; ask with {}",
+            path.escape_debug(),
             methods.join(" or ")
         );
         let allow = methods.join(", ").replace("GET", "GET, HEAD");

@@ -124,6 +124,11 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
         text.len() <= ADDRESS_MOST_BYTES,
         "the address has more than {ADDRESS_MOST_BYTES} bytes; shorten it"
     );
+    // It would be shown on terminals.
+    ensure!(
+        !text.contains(char::is_control),
+        "{text:?} cannot be added: it has control characters; correct it"
+    );
     ensure!(
         !text.starts_with("srv:"),
         "{text:?} cannot be added: only the configuration names SRV records; write HOST:PORT"

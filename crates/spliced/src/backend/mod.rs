@@ -1,5 +1,6 @@
 //! A group of servers: which one a connection goes to, and which are usable.
 
+mod act;
 mod change;
 mod check;
 mod client_names;
@@ -38,13 +39,14 @@ use serde_json::{Value, json};
 use splice::Waker;
 use splice_route::Arrival;
 
+pub(crate) use self::act::{Act, Order};
 pub(crate) use self::change::Change;
 use self::client_reports::ClientReports;
 pub(crate) use self::control::Control;
 use self::drain::By;
 use self::health::Cause;
 pub(crate) use self::lease::{Flows, Lease};
-pub(crate) use self::order::{Act, NoServer, Order, those};
+pub(crate) use self::order::{NoServer, those};
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
 use self::queue::Queue;

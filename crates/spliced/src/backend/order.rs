@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use serde_json::Value;
 
+use super::act::{Act, Order};
 use super::drain::By;
 use super::server::Server;
 use super::{Backend, lock};
@@ -13,35 +14,6 @@ use crate::plan::ServerPlan;
 
 /// So many servers or backends are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
-
-/// An order about a server of a backend, both by their names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    pub(crate) backend: String,
-    pub(crate) server: String,
-    pub(crate) act: Act,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    /// Nothing but to say what it is.
-    Tell,
-    /// No new clients.
-    Drain,
-    Undrain,
-    Weigh(u32),
-    /// Until the next reload, with this weight.
-    Add(u16),
-    /// Until the next reload.
-    Remove,
-}
-
-impl Act {
-    /// Whether it changes which servers there are.
-    pub(super) fn is_of_membership(self) -> bool {
-        matches!(self, Self::Add(_) | Self::Remove)
-    }
-}
 
 impl Backend {
     /// As [`Backends::obey`](super::Backends::obey).

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use super::order::{NoServer, Order};
+use super::act::Order;
+use super::order::NoServer;
 use super::{Backend, lock};
 
 #[derive(Default)]

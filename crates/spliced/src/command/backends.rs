@@ -47,6 +47,7 @@ fn as_json(told: Vec<(Of, Vec<Value>)>) -> Value {
     let backends = told.into_iter().flat_map(|(of, backends)| {
         backends.into_iter().map(move |mut backend| {
             backend["process"] = of.process().into();
+            backend["process_draining"] = of.drains().into();
             backend["socket"] = of.path().display().to_string().into();
             backend
         })
@@ -54,7 +55,7 @@ fn as_json(told: Vec<(Of, Vec<Value>)>) -> Value {
     json!({ "backends": backends.collect::<Vec<_>>() })
 }
 
-/// With the process of each server, if there are several.
+/// With the process of each server, if there are several or one drains.
 fn as_table(told: &[(Of, Vec<Value>)]) -> String {
     let heads = [
         ">PROCESS",
@@ -67,7 +68,7 @@ fn as_table(told: &[(Of, Vec<Value>)]) -> String {
         "LAST ERROR",
         "WHY",
     ];
-    let left_out = usize::from(told.len() < 2);
+    let left_out = usize::from(told.len() < 2 && !told.iter().any(|(of, _)| of.drains()));
     let mut table = Table::new(&heads[left_out..]);
     let mut is_empty = true;
     for (of, backends) in told {
@@ -75,7 +76,7 @@ fn as_table(told: &[(Of, Vec<Value>)]) -> String {
             for server in backend["servers"].as_array().into_iter().flatten() {
                 is_empty = false;
                 let cells = [
-                    of.process().to_string(),
+                    of.cell(),
                     shown(&backend["name"]),
                     shown(&server["server"]),
                     shown(&server["state"]),

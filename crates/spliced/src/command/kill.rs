@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::processes::{PATIENCE, Reached, Searched, ask_all, leave_out, search, wait_for, words};
 use crate::admin::{Failure, ask, path_of_sessions};
-use crate::session_args::{KillArgs, SessionFilter};
+use crate::session_args::KillArgs;
+use crate::session_filter::SessionFilter;
 use crate::sessions::NoSession;
 use crate::standard_output::print;
 

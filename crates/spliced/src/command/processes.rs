@@ -31,15 +31,34 @@ pub(super) struct Of {
     /// Where it was asked, which no other process has.
     #[serde(serialize_with = "as_path")]
     socket: Arc<ControlSocket>,
+    #[serde(rename = "process_draining")]
+    drains: bool,
 }
 
 impl Of {
+    /// Of a process that serves, as far as that matters.
     pub(super) fn new(process: u64, socket: Arc<ControlSocket>) -> Self {
-        Self { process, socket }
+        Self {
+            process,
+            socket,
+            drains: false,
+        }
     }
 
     pub(super) fn process(&self) -> u64 {
         self.process
+    }
+
+    pub(super) fn drains(&self) -> bool {
+        self.drains
+    }
+
+    /// Its cell in a table.
+    pub(super) fn cell(&self) -> String {
+        match self.drains {
+            true => format!("draining {}", self.process),
+            false => self.process.to_string(),
+        }
     }
 
     pub(super) fn socket(&self) -> &ControlSocket {
@@ -86,7 +105,10 @@ impl Reached {
 
     pub(super) fn of(&self) -> Of {
         let process = self.process()["pid"].as_u64().unwrap_or_default();
-        Of::new(process, Arc::clone(&self.socket))
+        Of {
+            drains: self.drains(),
+            ..Of::new(process, Arc::clone(&self.socket))
+        }
     }
 
     /// What no other process has. Its number alone may be another one's in another PID namespace, and a process of another

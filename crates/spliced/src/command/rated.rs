@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::processes::Of;
 use crate::admin::Failure;
-use crate::session_args::{SessionField, SessionOrder};
+use crate::session_args::SessionOrder;
+use crate::session_filter::SessionField;
 use crate::sessions::{Answer, Row};
 
 /// A session with its rates.

@@ -40,7 +40,7 @@ impl Place {
         if let Some(why) = told["backend_why_none"].as_str() {
             tracing::warn!(
                 "process {}, backend {}: new clients get no server: {why}",
-                self.of.process,
+                self.of.process(),
                 self.backend
             );
         }
@@ -59,7 +59,7 @@ impl Place {
         } = self;
         print(&format!(
             "process {}, backend {backend}, server {server}: {}\n",
-            of.process,
+            of.process(),
             in_words(told)
         ))
     }

@@ -1,7 +1,7 @@
 //! Which sessions somebody wants to see.
 
 use super::Row;
-use crate::session_args::{SessionField, SessionFilter};
+use crate::session_filter::{SessionField, SessionFilter};
 
 impl Row {
     /// What the session has in the field.

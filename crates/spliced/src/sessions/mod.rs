@@ -10,6 +10,7 @@
 //!
 //! A relay whose threads keep their sessions to themselves, as that of datagrams does, is asked by a [`Survey`].
 
+mod about;
 mod filter;
 mod row;
 mod session;
@@ -23,10 +24,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use splice::Waker;
 
+pub(crate) use self::about::About;
 pub(crate) use self::row::{Answer, End, Own, Row, Units};
 pub(crate) use self::session::{Phase, Session};
 pub(crate) use self::survey::{Asked, Inbox, Survey};
-use crate::session_args::SessionFilter;
+use crate::session_filter::SessionFilter;
 
 /// Why a session has ended that somebody has asked to end.
 pub(crate) const KILLED: &str = "ended by an operator";
@@ -36,19 +38,6 @@ const SHARDS: usize = 16;
 
 /// So many sessions are copied under one lock: microseconds.
 const CHUNK: usize = 256;
-
-/// What somebody wants to know, or to have done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum About {
-    /// The sessions that all of these take.
-    All(Vec<SessionFilter>),
-    /// The session with this id.
-    One(u64),
-    /// The end of the session with this id.
-    Kill(u64),
-    /// The end of those that all of these take, of which there is one at least.
-    KillAll(Vec<SessionFilter>),
-}
 
 /// The sessions of a process.
 #[derive(Default)]

@@ -8,7 +8,7 @@ use serde_json::Value;
 use splice::Stream;
 
 use super::{Phase, Session, Sessions};
-use crate::session_args::SessionFilter;
+use crate::session_filter::SessionFilter;
 
 /// The answer to `spliced sessions`.
 #[derive(Debug, Serialize, Deserialize)]

@@ -169,7 +169,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::session_args::SessionFilter;
+    use crate::session_filter::SessionFilter;
     use crate::sessions::{End, Phase, Units};
 
     fn own(id: u64) -> Own {

@@ -16,8 +16,9 @@ use super::key::Key;
 use super::known::{Known, ServerOf};
 use super::layout::Layout;
 use super::order::{Change, Order, Place, What};
-use crate::server_args::WEIGHT_MOST;
-use crate::session_args::{SessionField, SessionFilter, SessionOrder, TopArgs};
+use crate::session_args::{SessionOrder, TopArgs};
+use crate::session_filter::{SessionField, SessionFilter};
+use crate::weight::WEIGHT_MOST;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Page {

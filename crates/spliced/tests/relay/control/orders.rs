@@ -10,8 +10,9 @@ use netlab::{Need, Scratch, available};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::deployments::{image, in_image, make_run_directory};
 use super::sessions::{as_user, join};
-use super::{CONFIGURATION, answers, image, in_image, make_run_directory};
+use super::{CONFIGURATION, answers};
 use crate::doctor::for_anybody;
 use crate::patience::until;
 use crate::relay::{Relay, command, output};

@@ -309,6 +309,33 @@ fn asks_for_status(socket: &Path) -> UnixStream {
 }
 
 #[test]
+fn a_process_that_drains_is_marked_where_its_sessions_and_servers_are_shown() {
+    let server = Server::new();
+    let stage = Stage::run(&of(&[quoted(&server)], ""));
+    let (near, far) = join(&stage.address, &server);
+    let process = stage.proxy.relay.id();
+    assert!(stage.says(&["backends"]).starts_with("BACKEND"));
+    stage.proxy.relay.signal(rustix::process::Signal::TERM);
+    stage.wait_logged("no longer accepting");
+    let marked = format!("draining {process}  ");
+    for command in ["backends", "sessions"] {
+        let table = stage.says(&[command]);
+        let lines: Vec<_> = table.lines().collect();
+        assert!(
+            matches!(lines[..], [head, row] if head.contains("PROCESS  ") && row.starts_with(&marked)),
+            "{table}"
+        );
+        let told: Value = serde_json::from_str(&stage.says(&[command, "--json"])).expect("JSON");
+        let one = &told[command][0];
+        assert_eq!(
+            (&one["process"], &one["process_draining"]),
+            (&process.into(), &true.into())
+        );
+    }
+    talk(&near, &far, 2);
+}
+
+#[test]
 fn commands_name_what_they_do_not_find_and_refuse_to_choose() {
     let servers = [Server::new(), Server::new()];
     // Nobody has such a name, which is as long as names may be.

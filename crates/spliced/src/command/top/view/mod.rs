@@ -20,8 +20,8 @@ use super::super::processes::Of;
 use super::super::rated::Rated;
 use super::dialog::{Dialog, Prompt};
 use super::model::{Model, Page};
-use crate::server_args::WEIGHT_MOST;
 use crate::session_args::SessionOrder;
+use crate::weight::WEIGHT_MOST;
 
 /// The keys in the last line, as in htop.
 const KEYS: [(&str, &str); 8] = [

@@ -7,7 +7,7 @@ use super::super::model::Model;
 use super::columns::{Column, Row, Table, figures, name, text};
 use super::figures::{bytes, time};
 use super::{List, PROCESS, hidden, process, style, visible};
-use crate::session_args::SessionField;
+use crate::session_filter::SessionField;
 
 /// An IPv4 address with its port: less would say nothing.
 const ADDRESS: usize = 21;

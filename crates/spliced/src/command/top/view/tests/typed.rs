@@ -7,7 +7,7 @@ use super::{drawn, two_processes};
 use crate::command::top::dialog::{Dialog, TEXT_MOST_CHARACTERS};
 use crate::command::top::key::Decoder;
 use crate::command::top::model::{Action, Model};
-use crate::session_args::SessionFilter;
+use crate::session_filter::SessionFilter;
 
 /// Keys of pages and dialogs, and what is typed there.
 const PIECES: [&str; 36] = [
