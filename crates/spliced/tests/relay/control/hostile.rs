@@ -89,6 +89,8 @@ impl Honest<'_> {
             let query = match (method, what) {
                 ("PUT", "weight") => "?weight=7",
                 ("PUT", "log") => "?level=info",
+                // Nobody has such a session.
+                ("DELETE", "sessions") => "?client=192.0.2.1",
                 ("PUT" | "DELETE", "SERVER") => {
                     server = format!("127.0.0.2:{}", number + 1);
                     adding.get_or_insert_with(|| adds.read().expect("no panic"));
@@ -129,6 +131,7 @@ impl Honest<'_> {
                     assert_eq!(answer, json!({ "ending": true }), "{path}");
                     self.near.expect_reset();
                 }
+                ("DELETE", "sessions") => assert_eq!(answer, json!({ "ending": 0 })),
                 ("POST", "reload") => assert_eq!(answer, json!({ "reloaded": true })),
                 ("GET" | "PUT", "log") => assert_eq!(answer, json!({ "level": "info" })),
                 ("GET", _) => assert!(answer.is_object(), "{path}"),
