@@ -129,6 +129,7 @@ pub(crate) fn run(
     signals: Signals,
     diagnostics: &Diagnostics,
 ) -> Result<Ended> {
+    admin::check_groups(&plan.control)?;
     let (sender, events) = mpsc::channel();
     let progress = signals.watch(diagnostics.clone(), configuration.is_some(), {
         let sender = sender.clone();

@@ -5,12 +5,14 @@
 //! somebody may have opened its file, the process also looks at who asks ([`peer`]).
 
 mod answers;
+mod candidates;
 mod client;
 mod clients;
 mod control_socket;
 mod directories;
 mod facts;
 mod found;
+mod group;
 #[cfg(test)]
 mod hostile;
 mod line;
@@ -35,6 +37,7 @@ pub(crate) use self::client::{Answer, Failure, ask};
 pub(crate) use self::control_socket::ControlSocket;
 pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
+pub(crate) use self::group::check as check_groups;
 pub(crate) use self::refusal::NoListener;
 pub(crate) use self::request::Request;
 pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server, path_of_sessions};

@@ -14,7 +14,7 @@ use crate::backend::{Act, Order};
 use crate::log_level::Level;
 use crate::session_filter::SessionFilter;
 use crate::sessions::About;
-use crate::weight::WEIGHT_MOST;
+use crate::weight::{WEIGHT_MOST, weight};
 
 /// How long an answer may take that says only what is known.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
@@ -305,12 +305,15 @@ impl Given<'_> {
 
     /// `weight` of the query, which has nothing else.
     fn weight(&self) -> Result<u16, Refusal> {
-        let weight = self.only("weight").and_then(|value| value.parse().ok());
-        let weight = weight.filter(|weight| *weight <= WEIGHT_MOST);
-        weight.ok_or_else(|| {
-            let why = format!("the query is not ?weight=N with a number from 0 to {WEIGHT_MOST}");
-            Refusal::new(StatusCode::BAD_REQUEST, why)
-        })
+        let why = match self.only("weight") {
+            Some(value) => match weight(&value) {
+                Ok(weight) => return Ok(weight),
+                Err(why) => why,
+            },
+            None => format!("give a number from 0 to {WEIGHT_MOST}"),
+        };
+        let why = format!("the query is not ?weight=N; {why}");
+        Err(Refusal::new(StatusCode::BAD_REQUEST, why))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The running processes that a command asks.
 
+use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -15,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::admin::{Answer, ControlSocket, Failure, ask, found, inode};
+use crate::backend::those;
 use crate::control_args::WhichArgs;
 use crate::resource_limit::raise_descriptor_limit;
 
@@ -210,6 +212,7 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
         };
         of.extend(words(&why, given));
     }
+    let running = files(&reached);
     if let Some(wanted) = &which.config {
         reached.retain(|reached| runs(reached.process(), wanted));
     }
@@ -229,13 +232,26 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
     };
     match (&which.config, &which.control) {
         (Some(wanted), _) => bail!(
-            "no process that this user may ask runs {}{others}; start it with 'spliced run --config', or send it SIGHUP",
+            "no process that this user may ask runs {}{others}; {running}",
             wanted.display()
         ),
         (None, Some(_)) => bail!("{}", silent.join("; ")),
         (None, None) => bail!(
             "no process that this user may ask is running{others}; ask as its user or as root, or with --control PATH"
         ),
+    }
+}
+
+/// Which files these processes run, for somebody who has asked for another one.
+fn files(reached: &[Reached]) -> String {
+    let files = reached
+        .iter()
+        .filter_map(|it| it.process()["configuration"].as_str());
+    let files: BTreeSet<_> = files.map(|it| it.escape_debug().to_string()).collect();
+    match (reached, files.is_empty()) {
+        ([], _) => "none is running; start one with 'spliced run --config'".into(),
+        (_, true) => "those that are running have no configuration".into(),
+        (_, false) => those("running configuration", files.iter().map(String::as_str)),
     }
 }
 
@@ -261,7 +277,8 @@ pub(super) fn words(failure: &Failure, given: Option<&Path>) -> Option<String> {
             "no process has the control socket {path}; correct the path, or see whether it runs"
         )),
         (Failure::Denied, Some(path)) => Some(format!(
-            "this user may not connect to {path}; ask as the user of the process or as root"
+            "this user may not connect to {path}; ask as the user of the process or as root, or let a group ask with \
+             --control-group GROUP, or control_group of [process]"
         )),
         (Failure::Gone | Failure::Denied, None) => None,
     }

@@ -251,6 +251,15 @@ fn a_group_may_ask_and_those_who_only_read_change_nothing() {
     let output = ask("4323", "status", &control);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("user 65534 may not ask"), "{told}");
+    assert!(
+        told.contains("--control-group GROUP, or control_group of [process]"),
+        "{told}"
+    );
+    relay.wait_logged(&format!("INFO control socket at {}", control.display()));
+    relay.wait_logged(&format!(
+        "INFO control socket for reading at {}",
+        read.display()
+    ));
 }
 
 #[test]

@@ -233,6 +233,7 @@ fn a_service_user_with_the_capabilities_of_the_unit_is_asked_and_reloaded() {
     assert_eq!(status["listeners"][0]["name"], "l");
     let scratch = deployment.scratch.path();
     let socket = scratch.join(format!("run/{}.sock", relay.id()));
+    relay.wait_logged(&format!("INFO control socket at {}", socket.display()));
     assert_eq!(fs::metadata(&socket).expect("a file").mode() & 0o777, 0o600);
     // As root and as its user, by the file and by the socket.
     let socket = socket.to_str().expect("UTF-8");
@@ -265,6 +266,62 @@ fn a_service_user_with_the_capabilities_of_the_unit_is_asked_and_reloaded() {
         .env_remove("SPLICED_LOG");
     let told = failure(&mut stranger, 1);
     assert!(told.contains("may not connect to /"), "{told}");
+    assert!(
+        told.contains("--control-group GROUP, or control_group of [process]"),
+        "{told}"
+    );
+}
+
+/// Somebody has asked for it, and would believe that its members may ask.
+#[test]
+fn a_group_that_the_process_cannot_give_a_socket_to_refuses_the_start() {
+    if !available(Need::Root) {
+        return;
+    }
+    let deployment = Deployment::of_unit();
+    let cannot = "cannot give the control socket to group 4321: ";
+    for (listen, target) in [
+        ("127.0.0.1:0", "127.0.0.1:9"),
+        ("udp:127.0.0.1:0", "udp:127.0.0.1:9"),
+        ("seqpacket:@spliced-group", "seqpacket:/nowhere"),
+    ] {
+        for (path, group) in [
+            ("--control", "--control-group"),
+            ("--control-read", "--control-read-group"),
+        ] {
+            let socket = deployment.scratch.path().join("run/sock");
+            let socket = socket.to_str().expect("UTF-8");
+            let arguments = ["relay", listen, target, path, socket, group, "4321"];
+            let told = failure(&mut (deployment.spliced)(&arguments), 2);
+            assert!(told.contains(cannot) && told.contains(group), "{told}");
+            assert!(!told.contains("listening on"), "{told}");
+        }
+    }
+    let text = format!("[process]\ncontrol_group = 4321\n{CONFIGURATION}");
+    fs::write(&deployment.configuration, text).expect("written");
+    let run = ["run", "--config", &deployment.named];
+    let told = failure(&mut (deployment.spliced)(&run), 2);
+    assert!(told.contains(cannot), "{told}");
+    // Its own group does not need a capability.
+    let arguments = [
+        "relay",
+        "127.0.0.1:0",
+        "127.0.0.1:9",
+        "--control-group",
+        NOBODY,
+    ];
+    let relay = Relay::spawn(&mut (deployment.spliced)(&arguments));
+    relay.wait_logged("control socket at /");
+    // One that there is not.
+    let unknown = [
+        "relay",
+        "127.0.0.1:0",
+        "127.0.0.1:9",
+        "--control-group",
+        "no-such",
+    ];
+    let told = failure(&mut (deployment.spliced)(&unknown), 2);
+    assert!(told.contains("this host has no such group"), "{told}");
 }
 
 /// A directory with the program and its libraries, and nothing else.
@@ -359,4 +416,19 @@ fn without_a_directory_one_warning_says_what_to_do_and_the_relay_runs() {
     relay.wait_logged("reach this process now");
     found(&relay);
     assert_eq!(relay.lines_logged("cannot reach this process"), 1);
+    relay.wait_logged(&format!(
+        "control socket at /run/spliced/{}.sock: ",
+        relay.id()
+    ));
+    // What the unit has chosen comes before what else was tried.
+    fs::remove_dir_all(root.join("run/spliced")).expect("removed");
+    let mut of_unit = in_image(&root, &arguments);
+    let relay = Relay::spawn(of_unit.env("RUNTIME_DIRECTORY", "/run/web:/run/other"));
+    let told = relay.wait_logged("cannot reach this process");
+    let chosen = "cannot reach this process: cannot make /run/web: ";
+    assert!(told.contains(chosen), "{told}");
+    assert!(
+        told.contains(" (that is $RUNTIME_DIRECTORY); tried as well: "),
+        "{told}"
+    );
 }

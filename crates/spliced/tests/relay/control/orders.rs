@@ -99,6 +99,11 @@ fn a_process_with_a_socket_for_reading_is_one_process() {
         ask(&["reload"]);
     }
     assert_eq!(relay.lines_logged("the configuration was reloaded"), 2);
+    // Who asks for another file is told of this one.
+    let told = home.ask(&["status", "--config", "/nonexistent"]);
+    let told = String::from_utf8_lossy(&told.stderr);
+    let why = format!("runs /nonexistent; the only running configuration is {file}\n");
+    assert!(told.ends_with(&why), "{told}");
     // Who is alone on the socket for reading is told so.
     let read = read.to_str().expect("UTF-8");
     let told = expect_done(&home.ask(&["status", "--json", "--control", read]));
