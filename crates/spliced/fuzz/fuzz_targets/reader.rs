@@ -12,7 +12,9 @@ use crate::admin::hostile::READERS;
 
 #[path = "../../src/admin"]
 mod admin {
+    mod given;
     pub(crate) mod hostile;
+    mod path;
     mod refusal;
     mod request;
     mod routes;

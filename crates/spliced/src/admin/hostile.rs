@@ -3,7 +3,8 @@
 use hyper::{Method, StatusCode};
 
 use super::Request;
-use super::routes::{Asked, Found, find, path_of_server};
+use super::path::path_of_server;
+use super::routes::{Asked, Found, find};
 use crate::backend::Act;
 use crate::session_filter::SessionFilter;
 use crate::sessions::About;

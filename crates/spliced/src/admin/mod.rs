@@ -12,11 +12,13 @@ mod control_socket;
 mod directories;
 mod facts;
 mod found;
+mod given;
 mod group;
 #[cfg(test)]
 mod hostile;
 mod line;
 mod name;
+mod path;
 mod peer;
 mod place;
 mod refusal;
@@ -38,9 +40,10 @@ pub(crate) use self::control_socket::ControlSocket;
 pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
 pub(crate) use self::group::check as check_groups;
+pub(crate) use self::path::{path_of_server, path_of_sessions};
 pub(crate) use self::refusal::NoListener;
 pub(crate) use self::request::Request;
-pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server, path_of_sessions};
+pub(crate) use self::routes::RELOAD_WITHIN;
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
 

@@ -1,38 +1,22 @@
 //! What one can ask for: each path with a method is one entry of a table.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
-use clap::ValueEnum as _;
 use hyper::{Method, StatusCode};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::Request;
+use super::given::Given;
+use super::path::words_in;
 use super::refusal::Refusal;
-use crate::backend::{Act, Order};
-use crate::log_level::Level;
-use crate::session_filter::SessionFilter;
+use crate::backend::Act;
 use crate::sessions::About;
-use crate::weight::{WEIGHT_MOST, weight};
 
 /// How long an answer may take that says only what is known.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 /// How long a reload may take: it may have to load the engines.
 pub(crate) const RELOAD_WITHIN: Duration = Duration::from_secs(60);
-
-/// A word in capitals in a path stands for any text; this one for a number.
-const NUMBER: &str = "ID";
-
-/// What a part of a path cannot have as it is, so that addresses stay readable.
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'.')
-    .remove(b'-')
-    .remove(b'_')
-    .remove(b':')
-    .remove(b'[')
-    .remove(b']');
 
 /// What a path stands for.
 #[derive(Debug)]
@@ -56,13 +40,6 @@ enum Action {
     Process,
     /// The process.
     Ask(fn(Given<'_>) -> Result<Request, Refusal>),
-}
-
-/// What a client has given beside the method and the fixed parts of the path.
-struct Given<'a> {
-    /// What the path has for each word in capitals, in their order.
-    words: Vec<String>,
-    query: Option<&'a str>,
 }
 
 /// An entry of the table, and what a client asks for with it.
@@ -189,7 +166,7 @@ pub(super) const ROUTES: &[Route] = &[
     ),
     reading(
         "/v1/sessions",
-        Action::Ask(|given| Ok(Request::Sessions(About::All(filters(given.query)?)))),
+        Action::Ask(|given| Ok(Request::Sessions(About::All(given.filters()?)))),
         "live sessions; those that a query such as ?engine=copy takes",
     ),
     changing(
@@ -230,118 +207,6 @@ pub(super) const ROUTES: &[Route] = &[
     },
 ];
 
-/// The path of a server, where [`ROUTES`] has names in capitals, and of what is done with it if that is not empty.
-pub(crate) fn path_of_server(backend: &str, server: &str, what: &str) -> String {
-    let [backend, server] = [backend, server].map(|name| utf8_percent_encode(name, ENCODED));
-    let path = format!("/v1/backends/{backend}/servers/{server}/{what}");
-    path.trim_end_matches('/').into()
-}
-
-/// The path of the sessions that all `filters` take.
-pub(crate) fn path_of_sessions(filters: &[SessionFilter]) -> String {
-    let mut query = form_urlencoded::Serializer::new(String::new());
-    for filter in filters {
-        query.append_pair(filter.field.name(), &filter.value);
-    }
-    format!("/v1/sessions?{}", query.finish())
-}
-
-impl Given<'_> {
-    /// The only number in the path.
-    fn number(&self) -> u64 {
-        // Nothing but a number takes its place.
-        let mut numbers = self.words.iter().filter_map(|word| word.parse().ok());
-        numbers.next().unwrap_or_default()
-    }
-
-    /// The only name in the path.
-    fn name(self) -> String {
-        self.words.into_iter().next().unwrap_or_default()
-    }
-
-    /// About the backend and the server in the path.
-    fn order(self, act: Act) -> Result<Request, Refusal> {
-        let mut names = self.words.into_iter();
-        Ok(Request::Order(Order {
-            backend: names.next().unwrap_or_default(),
-            server: names.next().unwrap_or_default(),
-            act,
-        }))
-    }
-
-    /// The field `name` of the query, if it has nothing else.
-    fn only(&self, name: &str) -> Option<Cow<'_, str>> {
-        let mut pairs = form_urlencoded::parse(self.query.unwrap_or_default().as_bytes());
-        match (pairs.next(), pairs.next()) {
-            (Some((found, value)), None) if found == name => Some(value),
-            _ => None,
-        }
-    }
-
-    /// Filters of which there is one at least, so that nobody ends all sessions by leaving them out.
-    fn some_filters(&self) -> Result<Vec<SessionFilter>, Refusal> {
-        let filters = filters(self.query)?;
-        match filters.is_empty() {
-            false => Ok(filters),
-            true => Err(Refusal::new(
-                StatusCode::BAD_REQUEST,
-                "the query does not say which sessions are to end; give it a field, as in ?server=10.0.0.7:80",
-            )),
-        }
-    }
-
-    /// `level` of the query, which has nothing else.
-    fn level(&self) -> Result<Level, Refusal> {
-        let known = |value: Cow<'_, str>| Level::from_str(&value, false).ok();
-        self.only("level").and_then(known).ok_or_else(|| {
-            let names: Vec<_> = Level::value_variants().iter().map(|it| it.name()).collect();
-            let why = format!(
-                "the query is not ?level=LEVEL with one of {}",
-                names.join(", ")
-            );
-            Refusal::new(StatusCode::BAD_REQUEST, why)
-        })
-    }
-
-    /// `weight` of the query, which has nothing else.
-    fn weight(&self) -> Result<u16, Refusal> {
-        let why = match self.only("weight") {
-            Some(value) => match weight(&value) {
-                Ok(weight) => return Ok(weight),
-                Err(why) => why,
-            },
-            None => format!("give a number from 0 to {WEIGHT_MOST}"),
-        };
-        let why = format!("the query is not ?weight=N; {why}");
-        Err(Refusal::new(StatusCode::BAD_REQUEST, why))
-    }
-}
-
-impl Route {
-    /// What `path` has for the words in capitals; `None` if the entry is not for that path.
-    fn words_in(&self, path: &str) -> Option<Vec<String>> {
-        let mut words = Vec::new();
-        let mut parts = path.split('/');
-        for own in self.path.split('/') {
-            let part = parts.next()?;
-            if own.is_empty() || own.contains(|letter: char| !letter.is_ascii_uppercase()) {
-                if own != part {
-                    return None;
-                }
-                continue;
-            }
-            let word = percent_decode_str(part).decode_utf8().ok()?;
-            // A number has one spelling, so that the log has the path as it was asked for.
-            let is_number = || word.parse().is_ok_and(|it: u64| it.to_string() == part);
-            if part.is_empty() || own == NUMBER && !is_number() {
-                return None;
-            }
-            words.push(word.into_owned());
-        }
-        parts.next().is_none().then_some(words)
-    }
-}
-
 /// The entry for a request, and what it asks for.
 ///
 /// # Errors
@@ -349,7 +214,7 @@ impl Route {
 pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<Found, Refusal> {
     let of_path = ROUTES
         .iter()
-        .filter_map(|route| Some((route, route.words_in(path)?)));
+        .filter_map(|route| Some((route, words_in(path, route.path)?)));
     let mut of_path: Vec<_> = of_path.collect();
     if of_path.is_empty() {
         return Err(Refusal::new(
@@ -386,15 +251,6 @@ pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<F
     })
 }
 
-/// The filters in a query, such as `engine=copy&client=192.0.2.1`.
-fn filters(query: Option<&str>) -> Result<Vec<SessionFilter>, Refusal> {
-    let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
-    let filters = pairs.map(|(field, value)| SessionFilter::new(&field, &value));
-    filters
-        .collect::<Result<_, _>>()
-        .map_err(|why| Refusal::new(StatusCode::BAD_REQUEST, why))
-}
-
 pub(super) fn index() -> Value {
     let entry = |route: &Route| json!({"path": route.path, "method": route.method.as_str(), "about": route.about});
     json!({ "paths": ROUTES.iter().map(entry).collect::<Vec<_>>() })
@@ -403,6 +259,9 @@ pub(super) fn index() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::path::{path_of_server, path_of_sessions};
+    use crate::backend::Order;
+    use crate::session_filter::SessionFilter;
 
     /// The status of a refusal.
     fn refused(method: Method, path: &str) -> Option<StatusCode> {

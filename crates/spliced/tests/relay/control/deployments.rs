@@ -43,6 +43,9 @@ pub(super) fn make_run_directory(image: &Path) {
     chown(&directory, Some(65532), Some(65532)).expect("given away");
 }
 
+/// Makes the command that runs the program with these arguments.
+type Spliced = dyn Fn(&[&str]) -> Command;
+
 /// One of the deployments: a configuration, and the program as its user runs it.
 struct Deployment {
     name: &'static str,
@@ -53,7 +56,7 @@ struct Deployment {
     configuration: PathBuf,
     /// The configuration as the process names it.
     named: String,
-    spliced: Box<dyn Fn(&[&str]) -> Command>,
+    spliced: Box<Spliced>,
 }
 
 impl Deployment {
