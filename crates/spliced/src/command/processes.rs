@@ -74,7 +74,8 @@ impl Of {
 
 impl PartialEq for Of {
     fn eq(&self, other: &Self) -> bool {
-        (self.process, self.path()) == (other.process, other.path())
+        let is_same = Arc::ptr_eq(&self.socket, &other.socket) || self.path() == other.path();
+        self.process == other.process && is_same
     }
 }
 
@@ -82,7 +83,8 @@ impl Eq for Of {}
 
 impl Hash for Of {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.process, self.path()).hash(state);
+        // There are many sessions of each, and paths would tell little more apart.
+        self.process.hash(state);
     }
 }
 

@@ -215,15 +215,18 @@ async fn ask_one(socket: &ControlSocket, asked: &Asked) -> Result<Option<Told>, 
 /// Why it is not done.
 async fn give(order: &Order) -> Result<(), String> {
     let (of, what) = (&order.of, &order.what);
-    let words = |failure| words(&failure, Some(of.path())).unwrap_or_default();
+    let ended = || {
+        let (process, subject) = (of.process(), what.subject());
+        format!("process {process} has ended, and its {subject} with it")
+    };
+    let words = |failure| match failure {
+        Failure::Gone => ended(),
+        failure => words(&failure, Some(of.path())).unwrap_or_default(),
+    };
     let process = ask(of.socket(), Method::GET, "/v1/process", PATIENCE).await;
     let process = process.told.map_err(words)?;
     if process["pid"] != of.process() || process["started"] != *order.started {
-        return Err(format!(
-            "process {} has ended, and its {} with it",
-            of.process(),
-            what.subject()
-        ));
+        return Err(ended());
     }
     let (method, path) = what.request();
     let answer = ask(of.socket(), method, &path, PATIENCE).await;

@@ -36,7 +36,7 @@ pub(super) enum Change {
 }
 
 impl Order {
-    /// What it is about, as no other thing on this host is named.
+    /// The whole name of what it is about.
     pub(super) fn name(&self) -> String {
         let process = self.of.process();
         match &self.what {

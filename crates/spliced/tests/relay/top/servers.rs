@@ -12,6 +12,8 @@ use crate::server::{Server, free_port};
 /// Longer than the least width of its column.
 const BACKEND: &str = "a-backend-with-a-long-name";
 
+const FILE: &str = "proxy.toml";
+
 /// A proxy with two servers, which answers on a socket for orders and on one for reading.
 struct Scene {
     servers: [Server; 2],
@@ -29,8 +31,8 @@ impl Scene {
              [[listener]]\nname = \"web\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"{BACKEND}\"\n\
              [backend.{BACKEND}]\nservers = [{{ address = \"{one}\", weight = 2 }}, \"{other}\"]\n",
         );
-        let file = scratch.write("proxy.toml", &text).expect("written");
-        let relay = Relay::spawn(command(&["run", "--config"]).arg(file));
+        scratch.write(FILE, &text).expect("written");
+        let relay = start(&scratch);
         Self {
             servers,
             relay,
@@ -67,6 +69,11 @@ impl Scene {
         let words = words.filter(|word| !is_time(word));
         words.map(str::to_owned).collect()
     }
+}
+
+fn start(scratch: &Scratch) -> Relay {
+    let file = scratch.path().join(FILE);
+    Relay::spawn(command(&["run", "--config"]).arg(file))
 }
 
 /// Without the wraps, which depend on the length of numbers.
@@ -169,6 +176,36 @@ fn an_order_on_a_socket_for_reading_is_refused_in_words() {
             .row(lines)
             .starts_with(&["not", "checked", "0", "2"].map(Into::into))
     });
+}
+
+#[test]
+fn an_order_goes_to_the_process_that_was_asked_about() {
+    let mut scene = Scene::new();
+    let mut top = scene.page(USUAL, "control");
+    top.until("it is there", |lines| !scene.row(lines).is_empty());
+    top.press("d");
+    let question = format!("Drain {}? y/n", scene.first());
+    top.until(&question, |lines| last_lines(lines) == question);
+    let process = scene.relay.id();
+    scene.relay.terminate();
+    scene.relay = start(&scene.scratch);
+    top.press("y");
+    let server = &scene.servers[0].address;
+    let ended = format!("process {process} has ended, and its server {server} with it");
+    top.until(&ended, |lines| last_lines(lines) == ended);
+    assert_eq!(scene.relay.lines_logged("was asked for by"), 0);
+    // Nobody is there at all.
+    let mut top = scene.page(USUAL, "control");
+    top.until("it is there", |lines| !scene.row(lines).is_empty());
+    top.press("d");
+    let question = format!("Drain {}? y/n", scene.first());
+    top.until(&question, |lines| last_lines(lines) == question);
+    let process = scene.relay.id();
+    scene.relay.terminate();
+    top.press("y");
+    let server = &scene.servers[0].address;
+    let ended = format!("process {process} has ended, and its server {server} with it");
+    top.until(&ended, |lines| last_lines(lines) == ended);
 }
 
 #[test]
