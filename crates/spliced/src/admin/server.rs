@@ -34,6 +34,7 @@ use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
 use super::{Question, Request};
 use crate::backend::NoServer;
+use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::sessions::NoSession;
 
 /// How long a client may take for a header, for a body, or until its next request.
@@ -73,6 +74,8 @@ struct Shared {
     facts: Arc<Facts>,
     clients: Arc<Clients>,
     answers: Answers,
+    /// Of those who may only read, and ask for a change.
+    refused: RateLimitedWarning,
 }
 
 impl Server {
@@ -105,6 +108,7 @@ impl Server {
             facts,
             clients: Arc::default(),
             answers: Answers::default(),
+            refused: RateLimitedWarning::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -215,7 +219,18 @@ impl Conversation {
         admit(&self.peer, geteuid().as_raw())?;
         let uri = request.uri();
         let found = routes::find(request.method(), uri.path(), uri.query())?;
+        let asked = match uri.query() {
+            Some(query) => format!("{} {}?{query}", found.route.method, found.path),
+            None => format!("{} {}", found.route.method, found.path),
+        };
         if found.route.changes && self.access.reads_only {
+            self.shared.refused.emit(|suppressed| {
+                let by = self.by();
+                tracing::warn!(
+                    "{asked} of {by} was refused: the socket is for reading only{}",
+                    more(suppressed)
+                );
+            });
             return Err(Refusal::new(
                 StatusCode::FORBIDDEN,
                 "this socket is for reading only; ask the control socket",
@@ -227,13 +242,19 @@ impl Conversation {
             Asked::Process => Ok((self.process(), Share::default())),
             Asked::Main(request) => {
                 let has_process = request == Request::Status;
-                let (mut told, share) = self.ask(found.route, &found.path, request).await?;
+                let (mut told, share) = self.ask(found.route, &asked, request).await?;
                 if has_process {
                     told["process"] = self.process();
                 }
                 Ok((told, share))
             }
         }
+    }
+
+    /// Who asks, in words.
+    fn by(&self) -> String {
+        let peer = self.peer.as_ref();
+        peer.map_or_else(Clone::clone, Peer::to_string)
     }
 
     /// What the process says of itself on this socket.
@@ -246,15 +267,12 @@ impl Conversation {
     async fn ask(
         &self,
         route: &Route,
-        path: &str,
+        asked: &str,
         request: Request,
     ) -> Result<(Value, Share), Refusal> {
-        let by = self
-            .peer
-            .as_ref()
-            .map_or_else(Clone::clone, Peer::to_string);
+        let by = self.by();
         if route.changes {
-            tracing::info!("{} {path} was asked for by {by}", route.method);
+            tracing::info!("{asked} was asked for by {by}");
         }
         let logs_failure = request == Request::Reload;
         self.waits.store(true, Ordering::Relaxed);
@@ -275,7 +293,12 @@ impl Conversation {
         let answered = answered.await;
         self.waits.store(false, Ordering::Relaxed);
         let refusal = match answered {
-            Ok(Ok((Ok(value), share))) => return Ok((value, share)),
+            Ok(Ok((Ok(value), share))) => {
+                if let Some(count) = value["ending"].as_u64() {
+                    tracing::info!("{asked} of {by} ends so many sessions: {count}");
+                }
+                return Ok((value, share));
+            }
             Ok(Ok((Err(error), _))) => {
                 let is_nowhere =
                     error.is::<NoSession>() || error.is::<NoServer>() || error.is::<NoListener>();
@@ -295,11 +318,7 @@ impl Conversation {
             ),
         };
         if route.changes && !logs_failure {
-            tracing::warn!(
-                "{} {path} of {by} failed: {}",
-                route.method,
-                refusal.sentence
-            );
+            tracing::warn!("{asked} of {by} failed: {}", refusal.sentence);
         }
         Err(refusal)
     }

@@ -395,6 +395,7 @@ impl Backend {
         json!({
             "name": self.name,
             "queued": self.queue.len(),
+            "why_none": self.why_none(),
             "servers": servers.iter().map(|server| server.snapshot()).collect::<Vec<_>>(),
         })
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::processes::{Of, Searched, search, wait_for, words};
 use super::servers::backends_of;
-use super::table::{Table, age, shown};
+use super::table::{Table, age, printable, shown};
 use crate::server_args::BackendsArgs;
 use crate::standard_output::print;
 
@@ -36,6 +36,19 @@ pub(crate) fn run(args: &BackendsArgs) -> Result<()> {
     })?;
     for sentence in silent {
         tracing::warn!("{sentence}");
+    }
+    for (of, backend) in told
+        .iter()
+        .flat_map(|(of, backends)| backends.iter().map(move |it| (of, it)))
+    {
+        if let Some(why) = backend["why_none"].as_str() {
+            tracing::warn!(
+                "{}, backend {}: new clients get no server: {}",
+                of.in_words(),
+                shown(&backend["name"]),
+                printable(why)
+            );
+        }
     }
     print(&match args.json {
         true => format!("{:#}\n", as_json(told)),

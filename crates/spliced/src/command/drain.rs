@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::processes::wait_for;
-use super::servers::{Place, connections, find};
+use super::servers::{Found, Place, connections, find};
 use crate::admin::Failure;
 use crate::server_args::{DrainArgs, UndrainArgs, WeighArgs};
 
@@ -23,20 +23,28 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
     // Looking for it takes time, too.
     let began = Instant::now();
     wait_for(async {
-        let places = find(&args.server).await?;
+        let Found { places, draining } = find(&args.server).await?;
         for place in &places {
             place.order(Method::POST, "drain").await?;
         }
-        for place in places.iter().filter(|_| args.wait) {
+        // They take no new clients, but have those of before.
+        for place in &draining {
+            if let Left::Connections(told) = left(place).await? {
+                place.print(&told)?;
+            }
+        }
+        for place in places.iter().chain(&draining).filter(|_| args.wait) {
+            let mut has_waited = false;
             loop {
                 let told = match left(place).await? {
                     Left::Connections(told) => told,
-                    Left::Nothing(told) => {
+                    Left::Nothing(told) if has_waited => {
                         place.print(&told)?;
                         break;
                     }
-                    Left::Forgotten => break,
+                    Left::Nothing(_) | Left::Forgotten => break,
                 };
+                has_waited = true;
                 if let Some(timeout) = args.timeout {
                     ensure!(
                         began.elapsed() < timeout,
@@ -58,7 +66,7 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
 enum Left {
     Connections(Value),
     Nothing(Value),
-    /// A reload has removed it, and it had no more.
+    /// A reload has removed it, or its process has ended, and it had no more.
     Forgotten,
 }
 
@@ -66,10 +74,14 @@ async fn left(place: &Place) -> Result<Left> {
     let told = match place.ask(Method::GET, "").await {
         Ok(told) => told,
         Err(Failure::Refused(StatusCode::NOT_FOUND, _)) => return Ok(Left::Forgotten),
+        Err(Failure::Gone) if place.drains() => return Ok(Left::Forgotten),
         Err(failure) => bail!("{}", place.words(&failure)),
     };
     ensure!(
-        told["connections"] == 0 || told["drained"] != false || told["removed"] != false,
+        place.drains()
+            || told["connections"] == 0
+            || told["drained"] != false
+            || told["removed"] != false,
         "server {} gets clients again, since somebody has undrained it",
         place.server
     );
@@ -83,7 +95,7 @@ async fn left(place: &Place) -> Result<Left> {
 /// If the server is not found.
 pub(crate) fn undrain(args: &UndrainArgs) -> Result<()> {
     wait_for(async {
-        for place in find(&args.server).await? {
+        for place in find(&args.server).await?.places {
             place.order(Method::POST, "undrain").await?;
         }
         Ok(())
@@ -95,7 +107,7 @@ pub(crate) fn undrain(args: &UndrainArgs) -> Result<()> {
 pub(crate) fn weigh(args: &WeighArgs) -> Result<()> {
     let weight = format!("weight?weight={}", args.weight);
     wait_for(async {
-        for place in find(&args.server).await? {
+        for place in find(&args.server).await?.places {
             place.order(Method::PUT, &weight).await?;
         }
         Ok(())

@@ -63,6 +63,14 @@ impl Of {
         }
     }
 
+    /// At the beginning of a line.
+    pub(super) fn in_words(&self) -> String {
+        match self.drains {
+            true => format!("draining process {}", self.process),
+            false => format!("process {}", self.process),
+        }
+    }
+
     pub(super) fn socket(&self) -> &ControlSocket {
         &self.socket
     }

@@ -1,5 +1,6 @@
 //! The server that an order is about, and the process that has it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -22,6 +23,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether its process takes no new clients.
+    pub(super) fn drains(&self) -> bool {
+        self.of.drains()
+    }
+
     /// Asks the process to do that with the server: to tell about it, if `what` is empty.
     pub(super) async fn ask(&self, method: Method, what: &str) -> Result<Value, Failure> {
         let path = path_of_server(&self.backend, &self.server, what);
@@ -37,6 +43,12 @@ impl Place {
             Ok(told) => told,
             Err(failure) => bail!("{}", self.words(&failure)),
         };
+        if self.of.drains() {
+            tracing::warn!(
+                "process {} drains and takes no new clients; no process is reached that serves in its place",
+                self.of.process()
+            );
+        }
         if let Some(why) = told["backend_why_none"].as_str() {
             tracing::warn!(
                 "process {}, backend {}: new clients get no server: {why}",
@@ -58,8 +70,8 @@ impl Place {
             server,
         } = self;
         print(&format!(
-            "process {}, backend {backend}, server {server}: {}\n",
-            of.process(),
+            "{}, backend {backend}, server {server}: {}\n",
+            of.in_words(),
             in_words(told)
         ))
     }
@@ -106,21 +118,31 @@ pub(super) async fn backends_of(reached: Vec<Reached>) -> Vec<(Of, Result<Vec<Va
     each.collect()
 }
 
-/// Where the server is that `args` name: in one process, or in those that run one configuration.
+/// Where the server is that somebody has named.
+pub(super) struct Found {
+    /// In one process, or in those that run one configuration.
+    pub(super) places: Vec<Place>,
+    /// In processes that had the same file before these, and drain.
+    pub(super) draining: Vec<Place>,
+}
+
+/// Where the server is that `args` name.
 ///
 /// # Errors
 /// If no process has it, it is not clear which one is meant, or that is not known.
-pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
+pub(super) async fn find(args: &ServerArgs) -> Result<Found> {
     let (server, which) = (&args.server, &args.which);
     let Searched {
-        mut reached,
+        reached,
         silent: mut not_known,
     } = search(which, "/v1/process").await?;
+    let files: HashMap<Of, Value> = reached
+        .iter()
+        .map(|reached| (reached.of(), reached.file().clone()))
+        .collect();
     // One that is ending leaves the orders to those that serve.
-    if reached.iter().any(|reached| !reached.drains()) {
-        reached.retain(|reached| !reached.drains());
-    }
-    let (mut places, mut others) = (Vec::new(), Vec::new());
+    let some_serve = reached.iter().any(|reached| !reached.drains());
+    let (mut places, mut draining, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (of, answer) in backends_of(reached).await {
         let backends = match answer {
             Ok(backends) => backends,
@@ -133,6 +155,7 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
                 continue;
             }
         };
+        let is_left_alone = some_serve && of.drains();
         let mut having = Vec::new();
         for backend in &backends {
             let name = backend["name"].as_str().unwrap_or_default();
@@ -142,10 +165,21 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
             let servers = backend["servers"].as_array().into_iter().flatten();
             let names = servers.filter_map(|server| server["server"].as_str());
             let (same, different): (Vec<_>, Vec<_>) = names.partition(|name| name == server);
-            others.extend(different.into_iter().map(str::to_owned));
+            if !is_left_alone {
+                others.extend(different.into_iter().map(str::to_owned));
+            }
             if !same.is_empty() {
                 having.push(name);
             }
+        }
+        let place = |backend: &str| Place {
+            of: of.clone(),
+            backend: backend.into(),
+            server: server.clone(),
+        };
+        if is_left_alone {
+            draining.extend(having.into_iter().map(place));
+            continue;
         }
         if having.len() > 1 {
             bail!(
@@ -153,12 +187,12 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
                 having.join(", ")
             );
         }
-        places.extend(having.into_iter().map(|backend| Place {
-            of: of.clone(),
-            backend: backend.into(),
-            server: server.clone(),
-        }));
+        places.extend(having.into_iter().map(place));
     }
+    let is_before = |one: &Place, other: &Place| {
+        one.backend == other.backend && files.get(&one.of) == files.get(&other.of)
+    };
+    draining.retain(|one| places.iter().any(|place| is_before(one, place)));
     if !not_known.is_empty() {
         bail!(
             "{}; it may have a server {server}, so choose with --config or --control",
@@ -177,7 +211,7 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
                 named.collect::<Vec<_>>().join(", ")
             )
         }
-        _ => Ok(places),
+        _ => Ok(Found { places, draining }),
     }
 }
 

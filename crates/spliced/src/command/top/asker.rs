@@ -95,8 +95,8 @@ pub(super) enum News {
     Gone(PathBuf),
     /// Those that there are have been looked for.
     Searched,
-    /// It is done, or why it is not.
-    Ordered(What, Result<(), String>),
+    /// It is done, and why new clients of the backend get no server then; or why it is not done.
+    Ordered(What, Result<Option<String>, String>),
 }
 
 /// Which processes are asked, and how often.
@@ -211,9 +211,11 @@ async fn ask_one(socket: &ControlSocket, asked: &Asked) -> Result<Option<Told>, 
     Ok(Some(Told { status, sessions }))
 }
 
+/// Returns why new clients of the backend get no server then.
+///
 /// # Errors
 /// Why it is not done.
-async fn give(order: &Order) -> Result<(), String> {
+async fn give(order: &Order) -> Result<Option<String>, String> {
     let (of, what) = (&order.of, &order.what);
     let ended = || {
         let (process, subject) = (of.process(), what.subject());
@@ -230,5 +232,6 @@ async fn give(order: &Order) -> Result<(), String> {
     }
     let (method, path) = what.request();
     let answer = ask(of.socket(), method, &path, PATIENCE).await;
-    answer.told.map(drop).map_err(words)
+    let told = answer.told.map_err(words)?;
+    Ok(told["backend_why_none"].as_str().map(Into::into))
 }

@@ -114,7 +114,8 @@ impl Model {
             News::Ordered(what, result) => {
                 self.orders -= 1;
                 self.message = Some(match result {
-                    Ok(()) => what.done(),
+                    Ok(None) => what.done(),
+                    Ok(Some(why)) => format!("{}; new clients get no server: {why}", what.done()),
                     Err(why) => why,
                 });
             }

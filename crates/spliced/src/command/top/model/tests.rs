@@ -105,7 +105,7 @@ fn the_cursor_follows_its_session_and_that_one_is_ended() {
     assert_eq!(order.of.path(), Path::new("/run/7.sock"));
     assert_eq!(order.started, "2026-11-28T00:00:00.000Z");
     assert_eq!(model.orders, 1);
-    model.news(News::Ordered(What::End(3), Ok(())), UNIX_EPOCH);
+    model.news(News::Ordered(What::End(3), Ok(None)), UNIX_EPOCH);
     assert_eq!(model.orders, 0);
     assert_eq!(model.message.as_deref(), Some("session 3 is being ended"));
 }
@@ -215,7 +215,7 @@ fn what_came_of_a_change_is_told() {
         let mut model = with_servers();
         model.orders = 2;
         let what = change("x:1", what);
-        model.news(News::Ordered(what.clone(), Ok(())), UNIX_EPOCH);
+        model.news(News::Ordered(what.clone(), Ok(None)), UNIX_EPOCH);
         assert_eq!(model.message.as_deref(), Some(done));
         model.news(News::Ordered(what, Err("refused".into())), UNIX_EPOCH);
         assert_eq!(model.message.as_deref(), Some("refused"));
