@@ -24,27 +24,30 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
     let began = Instant::now();
     wait_for(async {
         let Found { places, draining } = find(&args.server).await?;
+        let mut not_empty = Vec::new();
         for place in &places {
-            place.order(Method::POST, "drain").await?;
+            let told = place.order(Method::POST, "drain").await?;
+            if told["connections"] != 0 {
+                not_empty.push(place);
+            }
         }
         // They take no new clients, but have those of before.
         for place in &draining {
             if let Left::Connections(told) = left(place).await? {
                 place.print(&told)?;
+                not_empty.push(place);
             }
         }
-        for place in places.iter().chain(&draining).filter(|_| args.wait) {
-            let mut has_waited = false;
+        for place in not_empty.into_iter().filter(|_| args.wait) {
             loop {
                 let told = match left(place).await? {
                     Left::Connections(told) => told,
-                    Left::Nothing(told) if has_waited => {
+                    Left::Nothing(told) => {
                         place.print(&told)?;
                         break;
                     }
-                    Left::Nothing(_) | Left::Forgotten => break,
+                    Left::Forgotten => break,
                 };
-                has_waited = true;
                 if let Some(timeout) = args.timeout {
                     ensure!(
                         began.elapsed() < timeout,
@@ -71,7 +74,13 @@ enum Left {
 }
 
 async fn left(place: &Place) -> Result<Left> {
-    let told = match place.ask(Method::GET, "").await {
+    let mut told = place.ask(Method::GET, "").await;
+    if place.drains() && matches!(told, Err(Failure::Told(_))) {
+        // It may just have ended.
+        sleep(LOOK_EVERY).await;
+        told = place.ask(Method::GET, "").await;
+    }
+    let told = match told {
         Ok(told) => told,
         Err(Failure::Refused(StatusCode::NOT_FOUND, _)) => return Ok(Left::Forgotten),
         Err(Failure::Gone) if place.drains() => return Ok(Left::Forgotten),

@@ -34,11 +34,11 @@ impl Place {
         ask(self.of.socket(), method, &path, PATIENCE).await.told
     }
 
-    /// Asks the process to change the server, and says what has come of it.
+    /// Asks the process to change the server, and says what has come of it. Returns what it has told.
     ///
     /// # Errors
     /// If it does not.
-    pub(super) async fn order(&self, method: Method, what: &str) -> Result<()> {
+    pub(super) async fn order(&self, method: Method, what: &str) -> Result<Value> {
         let told = match self.ask(method, what).await {
             Ok(told) => told,
             Err(failure) => bail!("{}", self.words(&failure)),
@@ -56,7 +56,8 @@ impl Place {
                 self.backend
             );
         }
-        self.print(&told)
+        self.print(&told)?;
+        Ok(told)
     }
 
     /// Says what the server is in, as `told`.

@@ -6,8 +6,9 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
-use netlab::{Process, Scratch};
+use netlab::{Process, Scratch, until_at_rest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::orders::to;
@@ -18,6 +19,9 @@ use crate::server::Server;
 
 /// As docs/control.md says.
 const CLIENTS_MOST: usize = 256;
+
+/// Far more than a thread needs from one system call to the next.
+const AT_REST: Duration = Duration::from_millis(200);
 
 /// The number of descriptors at one moment (`proc_fd_getattr`, since Linux 6.2): reading the directory takes longer than
 /// clients come and go. Those count that accept(2) has reserved.
@@ -46,20 +50,14 @@ fn get(socket: &Path, path: &str) -> Option<String> {
     answer.starts_with("HTTP/1.0 200 OK").then_some(answer)
 }
 
-/// Whether the process has closed its end. Nothing is read.
-fn is_hung_up(client: &UnixStream) -> bool {
-    let mut fds = [PollFd::new(client, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec::default())).expect("poll");
-    fds[0].revents().contains(PollFlags::HUP)
-}
-
 #[test]
 fn clients_that_come_back_hold_no_more_than_there_are_seats() {
     const AT_ONCE: usize = 8;
     const EACH: usize = 1500;
     let (_scratch, socket, relay) = relay_to_nobody();
     relay.descriptors();
-    let before = descriptors(&relay);
+    // The thread that has made the socket is on its way to accept(2).
+    let before = until_at_rest(AT_REST, || descriptors(&relay));
     let most = thread::scope(|scope| {
         let clients = [(); AT_ONCE].map(|()| {
             scope.spawn(|| {
@@ -136,7 +134,11 @@ fn a_client_that_does_not_read_its_answer_is_disconnected() {
     let request = b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n";
     // More answers than fit into its socket. Part of a request may be sent, which ends nothing.
     until("no more is taken", || (&client).write(request).is_err());
-    until("it is disconnected", || is_hung_up(&client));
+    until("it is disconnected", || {
+        let mut ended = [PollFd::new(&client, PollFlags::empty())];
+        let at_once = Timespec::default();
+        poll(&mut ended, Some(&at_once)).is_ok() && ended[0].revents().contains(PollFlags::HUP)
+    });
     let mut answers = Vec::new();
     let _ = (&client).read_to_end(&mut answers);
     assert!(answers.starts_with(b"HTTP/1.1 200 OK\r\n"));
