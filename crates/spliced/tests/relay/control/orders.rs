@@ -259,7 +259,7 @@ fn a_process_that_drains_is_left_out_only_if_another_one_serves_its_file() {
     }
     let home = Home::new(65525);
     let server = Server::new();
-    let (draining, first) = home.start("1.toml", &to(&server));
+    let (mut draining, first) = home.start("1.toml", &to(&server));
     answers(&home.run(&format!("{}.sock", draining.id())));
     let session = join(&draining, &server);
     draining.signal(Signal::TERM);
@@ -312,8 +312,9 @@ fn a_process_that_drains_is_left_out_only_if_another_one_serves_its_file() {
         waiting.join().expect("it returns")
     });
     assert!(told.status.success(), "{told:?}");
-    // The other one has ended with its last session.
-    assert_eq!(lines(&told.stdout), expected);
+    // The other one may have ended with its last session before it was looked at.
+    assert_eq!(lines(&told.stdout)[0], expected[0]);
+    draining.wait_end();
 }
 
 #[test]
