@@ -69,6 +69,9 @@ fn a_server_drained_under_500_live_connections_ends_none_gets_no_more_and_is_tol
         let mut live = live;
         live.truncate(1);
         until("one is left", || stage.server(&first)["connections"] == 1);
+        until("it is drained again", || {
+            stage.lines_logged("/drain was asked for by") == 3
+        });
         assert!(!waiting.is_finished());
         drop(live);
         let said = waiting.join().expect("it returns");
