@@ -41,7 +41,7 @@ pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
 pub(crate) use self::group::check as check_groups;
 pub(crate) use self::path::{path_of_server, path_of_sessions};
-pub(crate) use self::refusal::NoListener;
+pub(crate) use self::refusal::{Ending, NoListener};
 pub(crate) use self::request::Request;
 pub(crate) use self::routes::RELOAD_WITHIN;
 pub(crate) use self::single::Single;

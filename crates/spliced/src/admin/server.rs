@@ -4,7 +4,7 @@
 
 use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -25,11 +25,11 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::answers::{Answers, Share};
-use super::clients::{Clients, Rank};
+use super::clients::{ASKS_WITHIN, Activity, Clients, Rank};
 use super::facts::Facts;
 use super::line::Line;
 use super::peer::{Peer, admit};
-use super::refusal::{NoListener, Refusal};
+use super::refusal::{Ending, NoListener, Refusal};
 use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
 use super::{Question, Request};
@@ -132,13 +132,13 @@ impl Server {
             return Ok(());
         };
         client.set_nonblocking(true)?;
-        let waits = Arc::clone(&seat.waits);
+        let activity = Arc::clone(&seat.activity);
         let conversation = Conversation {
             peer,
             access,
             rank,
             shared: Arc::clone(&self.shared),
-            waits: Arc::clone(&waits),
+            activity: Arc::clone(&activity),
         };
         let line = {
             let _runtime = self.runtime.enter();
@@ -149,8 +149,16 @@ impl Server {
             // A client that goes away misses only its own answer.
             let _ = timeout(STAY_WITHIN, converse(line, conversation)).await;
         });
-        self.shared.clients.can_leave(&waits, task.abort_handle());
+        self.shared
+            .clients
+            .can_leave(&activity, task.abort_handle());
         Ok(())
+    }
+
+    /// Descriptors are short: one is given up for the next client, as soon as there is one.
+    pub(super) fn make_room(&self) {
+        self.shared.clients.dismiss_silent();
+        self.reserve.give_up(ASKS_WITHIN);
     }
 
     /// Sends what has been answered so far. The order to end the last session may end the process.
@@ -171,7 +179,7 @@ struct Conversation {
     access: Access,
     rank: Rank,
     shared: Arc<Shared>,
-    waits: Arc<AtomicBool>,
+    activity: Arc<Activity>,
 }
 
 async fn converse(line: Line, conversation: Conversation) -> Result<()> {
@@ -194,8 +202,11 @@ async fn converse(line: Line, conversation: Conversation) -> Result<()> {
 
 impl Conversation {
     async fn reply(&self, request: HttpRequest<Incoming>) -> Response<Full<Bytes>> {
-        let (status, body, allow) = match self.answer(request).await {
-            Ok((value, share)) => (StatusCode::OK, share.bytes(&value), None),
+        self.activity.has_asked.store(true, Ordering::Relaxed);
+        let answered = self.answer(request).await;
+        let answered = answered.and_then(|(value, share)| share.bytes(format!("{value}\n")));
+        let (status, body, allow) = match answered {
+            Ok(body) => (StatusCode::OK, body, None),
             Err(refusal) => {
                 let value = json!({ "error": refusal.sentence });
                 let body = Bytes::from(format!("{value}\n"));
@@ -238,8 +249,8 @@ impl Conversation {
         }
         read_body(request.into_body()).await?;
         match found.asked {
-            Asked::Index => Ok((routes::index(), Share::default())),
-            Asked::Process => Ok((self.process(), Share::default())),
+            Asked::Index => Ok((routes::index(), self.short())),
+            Asked::Process => Ok((self.process(), self.short())),
             Asked::Main(request) => {
                 let has_process = request == Request::Status;
                 let (mut told, share) = self.ask(found.route, &asked, request).await?;
@@ -255,6 +266,10 @@ impl Conversation {
     fn by(&self) -> String {
         let peer = self.peer.as_ref();
         peer.map_or_else(Clone::clone, Peer::to_string)
+    }
+
+    fn short(&self) -> Share {
+        self.shared.answers.of_short(self.rank)
     }
 
     /// What the process says of itself on this socket.
@@ -275,11 +290,11 @@ impl Conversation {
             tracing::info!("{asked} was asked for by {by}");
         }
         let logs_failure = request == Request::Reload;
-        self.waits.store(true, Ordering::Relaxed);
+        self.activity.waits.store(true, Ordering::Relaxed);
         let answered = timeout(route.within, async {
             let share = match route.changes {
                 // The answer is short, and waits for nobody who reads.
-                true => Share::default(),
+                true => self.short(),
                 false => self.shared.answers.share(self.rank, &request).await,
             };
             let (sender, answer) = oneshot::channel();
@@ -291,7 +306,7 @@ impl Conversation {
             answer.await.map(|answer| (answer, share))
         });
         let answered = answered.await;
-        self.waits.store(false, Ordering::Relaxed);
+        self.activity.waits.store(false, Ordering::Relaxed);
         let refusal = match answered {
             Ok(Ok((Ok(value), share))) => {
                 if let Some(count) = value["ending"].as_u64() {
@@ -304,11 +319,12 @@ impl Conversation {
                     error.is::<NoSession>() || error.is::<NoServer>() || error.is::<NoListener>();
                 let status = match is_nowhere {
                     true => StatusCode::NOT_FOUND,
+                    false if error.is::<Ending>() => StatusCode::SERVICE_UNAVAILABLE,
                     false => StatusCode::UNPROCESSABLE_ENTITY,
                 };
                 Refusal::new(status, format!("{error:#}"))
             }
-            Ok(Err(_)) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the process is ending"),
+            Ok(Err(_)) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, Ending.to_string()),
             Err(_) => Refusal::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 format!(

@@ -276,7 +276,7 @@ fn accept(listener: &UnixListener, server: &Server, access: Access, is_gone: imp
             }
             // Without a descriptor, accept(2) fails at once. What is kept is for those who give orders.
             Err(error) if lacks_descriptor(&error) && !access.reads_only => {
-                server.reserve.give_up(RETRY_AFTER);
+                server.make_room();
             }
             Err(_) => thread::sleep(RETRY_AFTER),
         }

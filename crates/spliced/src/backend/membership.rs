@@ -24,6 +24,8 @@ impl Backend {
         weight: u16,
         by: &str,
     ) -> Result<Arc<Server>> {
+        // One of the two will be removed, and then what is left of it ends after a time.
+        self.control.start()?;
         let mut ordered_away = lock(&self.ordered_away);
         let before = self.plan();
         let address = new_address(text, &before)?;

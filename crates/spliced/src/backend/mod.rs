@@ -388,16 +388,26 @@ impl Backend {
     }
 
     pub(crate) fn snapshot(&self) -> Value {
-        let servers: Vec<_> = {
-            let pool = self.pool();
-            pool.servers().cloned().chain(pool.former()).collect()
-        };
+        let servers = self.servers();
         json!({
             "name": self.name,
             "queued": self.queue.len(),
             "why_none": self.why_none(),
             "servers": servers.iter().map(|server| server.snapshot()).collect::<Vec<_>>(),
         })
+    }
+
+    /// The process ends.
+    fn end(&self) {
+        self.servers()
+            .iter()
+            .for_each(|server| server.end(&self.name));
+    }
+
+    /// Those that it has, and those that still have connections.
+    fn servers(&self) -> Vec<Arc<Server>> {
+        let pool = self.pool();
+        pool.servers().cloned().chain(pool.former()).collect()
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {

@@ -236,6 +236,23 @@ impl Server {
         }
     }
 
+    /// The process ends, and cuts what it still has.
+    pub(super) fn end(&self, backend: &str) {
+        // From now on, its last connection has not ended by itself.
+        let was_awaited = self.is_awaited.swap(false, Ordering::SeqCst);
+        let count = self.open();
+        if was_awaited && count > 0 {
+            let connections = match count {
+                1 => "1 connection".into(),
+                count => format!("{count} connections"),
+            };
+            tracing::info!(
+                "backend {backend}: server {} is not empty: the process ends and cuts {connections}",
+                self.name
+            );
+        }
+    }
+
     /// A reload has changed the plan.
     pub(super) fn change_checks(&self, plan: &BackendPlan) {
         lock(&self.health).set_thresholds(Thresholds::of(plan.health.as_ref()));

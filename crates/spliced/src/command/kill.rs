@@ -7,6 +7,7 @@ use hyper::Method;
 use serde_json::Value;
 
 use super::processes::{PATIENCE, Reached, Searched, ask_all, leave_out, search, wait_for, words};
+use super::table::printable;
 use crate::admin::{Failure, ask, path_of_sessions};
 use crate::session_args::KillArgs;
 use crate::session_filter::SessionFilter;
@@ -130,7 +131,7 @@ async fn end(reached: &Reached, path: &str) -> Result<Value> {
 
 fn in_words(filters: &[SessionFilter]) -> String {
     let each: Vec<_> = filters.iter().map(SessionFilter::to_string).collect();
-    each.join(" and ")
+    printable(&each.join(" and "))
 }
 
 fn all_named(several: &[(Reached, Value)]) -> String {

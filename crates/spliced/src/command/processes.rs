@@ -153,6 +153,13 @@ pub(super) fn process_of(told: &Value) -> &Value {
     told.get("process").unwrap_or(told)
 }
 
+fn process_of_mut(told: &mut Value) -> &mut Value {
+    match told.get("process").is_some_and(Value::is_object) {
+        true => &mut told["process"],
+        false => told,
+    }
+}
+
 /// Whether `process` runs the file `wanted`, under this name or another one.
 pub(super) fn runs(process: &Value, wanted: &Path) -> bool {
     let told = |key: &str| process[key].as_str().map(Path::new);
@@ -195,11 +202,17 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
     let mut failed = Vec::new();
     for (socket, Answer { process, told }) in sockets.into_iter().zip(answers) {
         match told {
-            Ok(told) if told.is_object() => reached.push(Reached {
-                socket,
-                process,
-                told,
-            }),
+            Ok(mut told) if told.is_object() => {
+                // It can say what it likes, but whose file answers is known.
+                if let Some(owner) = socket.owner() {
+                    process_of_mut(&mut told)["user"] = owner.into();
+                }
+                reached.push(Reached {
+                    socket,
+                    process,
+                    told,
+                });
+            }
             Ok(_) => {
                 let why = format!("{} is no control socket of spliced", socket.path.display());
                 failed.push((socket, process, Failure::Told(why)));

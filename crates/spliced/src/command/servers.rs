@@ -8,6 +8,7 @@ use hyper::Method;
 use serde_json::Value;
 
 use super::processes::{Of, PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
+use super::table::printable;
 use crate::admin::{Failure, ask, path_of_server};
 use crate::server_args::ServerArgs;
 use crate::standard_output::print;
@@ -218,7 +219,7 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Found> {
 
 fn no_server(args: &ServerArgs, mut others: Vec<String>) -> String {
     let of_backend = match &args.backend {
-        Some(backend) => format!(" of a backend {backend}"),
+        Some(backend) => format!(" of a backend {}", printable(backend)),
         None => String::new(),
     };
     others.sort();
@@ -231,11 +232,11 @@ fn no_server(args: &ServerArgs, mut others: Vec<String>) -> String {
     match others.is_empty() {
         true => format!(
             "there is no server {}{of_backend}, nor another one there; see 'spliced backends'",
-            args.server
+            printable(&args.server)
         ),
         false => format!(
             "there is no server {}{of_backend}; there are {}{more}",
-            args.server,
+            printable(&args.server),
             others.join(", ")
         ),
     }

@@ -99,6 +99,25 @@ fn a_server_drained_under_500_live_connections_ends_none_gets_no_more_and_is_tol
 }
 
 #[test]
+fn a_server_that_the_end_of_the_process_cuts_is_not_told_empty() {
+    let server = Server::new();
+    let configuration =
+        of(&[quoted(&server)], "").replace("[process]", "drain_timeout = \"1s\"\n[process]");
+    let mut stage = Stage::run(&configuration);
+    let (near, _far) = join(&stage.address, &server);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| stage.fails(&["drain", &server.address, "--wait"]));
+        stage.wait_logged("gets no new clients");
+        stage.proxy.relay.signal(rustix::process::Signal::TERM);
+        near.expect_reset();
+        waiting.join().expect("it returns");
+    });
+    stage.wait_logged("is not empty: the process ends and cuts 1 connection");
+    assert_eq!(stage.proxy.relay.wait_end().code(), Some(3));
+    assert_eq!(stage.lines_logged("is empty"), 0);
+}
+
+#[test]
 fn an_order_that_leaves_a_backend_no_server_warns_of_it() {
     let servers = [Server::new(), Server::new()];
     let stage = Stage::run(&of(&servers.each_ref().map(quoted), ""));

@@ -264,6 +264,8 @@ fn a_socket_for_reading_takes_no_orders_about_servers() {
         let (status, told) = curl(&read, &["-X", method, &format!("{url}/{what}")]);
         assert_eq!(status, "403", "{told}");
     }
+    let refused = relay.wait_logged(" was refused: the socket is for reading only");
+    assert!(refused.contains("/drain of user "), "{refused}");
     let (_, told) = curl(&read, &[&url]);
     assert_eq!(told["state"], "not checked");
     // A relay to one target is drained, too.
