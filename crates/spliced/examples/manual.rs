@@ -18,6 +18,8 @@ mod cli;
 mod control_args;
 #[path = "../src/file_access.rs"]
 mod file_access;
+#[path = "../src/log_level.rs"]
+mod log_level;
 #[path = "../src/mesh_args.rs"]
 mod mesh_args;
 #[path = "../src/peer_timeouts.rs"]
@@ -28,10 +30,14 @@ mod sections;
 mod server_args;
 #[path = "../src/session_args.rs"]
 mod session_args;
+#[path = "../src/session_filter.rs"]
+mod session_filter;
 #[path = "../src/time_text.rs"]
 mod time_text;
 #[path = "../src/trace_arguments.rs"]
 mod trace_arguments;
+#[path = "../src/weight.rs"]
+mod weight;
 
 use std::ffi::OsString;
 use std::fs::{self, File};

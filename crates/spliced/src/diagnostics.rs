@@ -15,8 +15,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Registry, fmt, registry, reload};
 
-use crate::cli::Level;
 use crate::log_file::LogFile;
+use crate::log_level::Level;
 use crate::log_queue::{LogQueue, Reporter};
 
 /// How long the program waits at its end for a log that is not being read: long enough for any reader

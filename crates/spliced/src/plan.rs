@@ -3,6 +3,7 @@
 //! A plan is checked: names of backends exist, addresses parse, times are within their bounds. Nothing
 //! has been resolved, bound or opened.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -159,7 +160,7 @@ pub(crate) struct BackendPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerPlan {
     pub(crate) address: ServerAddress,
-    /// Up to [`WEIGHT_MOST`](crate::server_args::WEIGHT_MOST); with 0 it gets no new clients.
+    /// Up to [`WEIGHT_MOST`](crate::weight::WEIGHT_MOST); with 0 it gets no new clients.
     pub(crate) weight: u16,
     /// Used only if no other server is left.
     pub(crate) backup: bool,
@@ -172,6 +173,15 @@ pub(crate) enum ServerAddress {
     Address(Address),
     /// `srv:_imap._tcp.example.org`: the servers that these DNS records name.
     Srv(String),
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Srv(name) => write!(f, "srv:{name}"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

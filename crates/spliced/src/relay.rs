@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result, anyhow, bail};
+use anyhow::{Error, Result, bail};
 use serde_json::{Value, json};
 use splice::Address;
 
@@ -130,6 +130,7 @@ pub(crate) fn run(
     signals: Signals,
     diagnostics: &Diagnostics,
 ) -> Result<Ended> {
+    admin::check_groups(&plan.control)?;
     let (sender, events) = mpsc::channel();
     let progress = signals.watch(diagnostics.clone(), configuration.is_some(), {
         let sender = sender.clone();
@@ -197,6 +198,7 @@ pub(crate) fn run(
     let process = Arc::clone(&running.deployment.process);
     let (workers, access_logs) = running.deployment.into_threads();
     progress.ending(FAILED);
+    process.end();
     workers.iter().for_each(Worker::end);
     workers.into_iter().for_each(Worker::join);
     let cut_short = process.cut_short.load(Ordering::Relaxed);
@@ -251,6 +253,9 @@ fn at_once(
     diagnostics: &Diagnostics,
     question: &admin::Question,
 ) -> Option<Result<Value>> {
+    if process.is_over() {
+        return Some(Err(admin::Ending.into()));
+    }
     match &question.request {
         admin::Request::Backends => Some(Ok(json!({ "backends": process.backends.told() }))),
         admin::Request::Order(order) => Some(process.backends.obey(order, &question.by)),
@@ -309,7 +314,7 @@ impl Running {
                         admin::Request::Drain(_) | admin::Request::Undrain(_)
                             if deadline.is_some() =>
                         {
-                            Err(anyhow!("the process is ending"))
+                            Err(admin::Ending.into())
                         }
                         admin::Request::Drain(name) => self.deployment.drain(&name, &question.by),
                         admin::Request::Undrain(name) => {
@@ -351,7 +356,7 @@ impl Running {
             bail!("there is no configuration to read again");
         };
         let applied = match is_ending {
-            true => Err(anyhow!("the process is ending")),
+            true => Err(admin::Ending.into()),
             false => (configuration.read)().and_then(|plan| {
                 let bypasses = &mut self.bypasses;
                 self.deployment

@@ -7,9 +7,7 @@ use clap::Args;
 use crate::control_args::WhichArgs;
 use crate::sections::{self, as_help};
 use crate::time_text::time;
-
-/// The largest weight of a server: as that of HAProxy.
-pub(crate) const WEIGHT_MOST: u16 = 256;
+use crate::weight::weight;
 
 /// Show the servers of running processes: state, why and since when, weight, sessions and last error.
 ///
@@ -83,7 +81,7 @@ pub(crate) struct WeighArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 
-    /// The weight, from 0 to 256.
-    #[arg(value_parser = clap::value_parser!(u16).range(0..=i64::from(WEIGHT_MOST)))]
+    /// The weight, from 0 to 256, relative to those of the other servers.
+    #[arg(value_parser = weight)]
     pub(crate) weight: u16,
 }

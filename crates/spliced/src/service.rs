@@ -1,7 +1,7 @@
 //! What the connections of a listener share: where they go, how, and what is counted.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use serde::Serialize;
@@ -25,6 +25,8 @@ pub(crate) struct Process {
     pub(crate) next_id: AtomicU64,
     /// Connections that the end of the process cut short.
     pub(crate) cut_short: AtomicU64,
+    /// It cuts those that are left, so that nobody is told of empty servers any more.
+    is_over: AtomicBool,
     pub(crate) control: Control,
     pub(crate) backends: Backends,
     /// Counts the connections of all listeners.
@@ -41,6 +43,7 @@ impl Process {
             random: RandomState::new().hash_one(std::process::id()),
             next_id: AtomicU64::new(0),
             cut_short: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
             control: Control::default(),
             backends: Backends::default(),
             connections: ConnectionLimit::none(),
@@ -52,6 +55,16 @@ impl Process {
 }
 
 impl Process {
+    /// What is left is cut from now on.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.backends.end();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+
     /// What names the connection `id` of this process everywhere and for ever.
     pub(crate) fn unique_id(&self, id: u64) -> String {
         format!("{:016x}-{id:x}", self.random)

@@ -1,12 +1,12 @@
 //! The command line of `spliced sessions`, `spliced kill` and `spliced top`.
 
-use std::fmt;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use crate::control_args::WhichArgs;
 use crate::sections::{self, as_help};
+use crate::session_filter::SessionFilter;
 
 /// Show the live sessions of running processes: who is connected with whom, by which engine, and how much passes.
 ///
@@ -33,17 +33,24 @@ pub(crate) struct SessionsArgs {
     pub(crate) json: bool,
 }
 
-/// End one session: its client and its server get a reset.
+/// End a session, or all that a filter takes: client and server get a reset.
 ///
-/// Without options, it ends the session with this id of the only process that has one, of those that this user may ask.
-/// If several have one, it refuses to choose.
+/// Without options, it ends the session with this id of the only process that has one, of those that this user may ask,
+/// or the sessions that all filters take. If several processes have such sessions, it refuses to choose; with --config,
+/// it ends those of all processes that run this file. After 'spliced drain', '--filter server=ADDRESS' ends what a server
+/// still has.
 ///
-/// The access log then has the outcome "ended by an operator". The command does not wait until the session has ended.
+/// The access log then has the outcome "ended by an operator". The command does not wait until the sessions have ended.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::ASK))]
 pub(crate) struct KillArgs {
     /// The session's id, as 'spliced sessions' and the logs have it.
-    pub(crate) id: u64,
+    #[arg(required_unless_present = "filter", conflicts_with = "filter")]
+    pub(crate) id: Option<u64>,
+    /// End the sessions whose field has this value, as with 'spliced sessions'. May be given several times; then all have
+    /// to apply.
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = SessionFilter::parse)]
+    pub(crate) filter: Vec<SessionFilter>,
     #[command(flatten)]
     pub(crate) which: WhichArgs,
 }
@@ -55,8 +62,9 @@ const DELAYS_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 ///
 /// Three pages, by the keys 1, 2 and 3: the sessions with their rates; the servers of backends with their states and why;
 /// how many sessions each engine has and why no faster one has them. Keys are those of htop: arrows, F3 searches, F4
-/// filters, F6 sorts, F9 ends the session under the cursor after a question, F1 shows all keys, F10 or q ends. The cursor
-/// follows its session, whatever the order.
+/// filters, F6 sorts, F9 ends the session under the cursor after a question, F1 shows all keys, F10 or q ends. On the page
+/// of servers, d drains, u undrains and w weighs the one under the cursor after a question. The cursor follows its session,
+/// whatever the order.
 ///
 /// Without options, it asks all processes that this user may ask: its own, and as root those of every user. Processes that
 /// start and end meanwhile come and go. One that does not answer is named and delays nobody. docs/top.md says more.
@@ -103,72 +111,4 @@ pub(crate) enum SessionOrder {
     Target,
     /// The first name of an engine.
     Engine,
-}
-
-/// A field of a session, and the value that it has to have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SessionFilter {
-    pub(crate) field: SessionField,
-    pub(crate) value: String,
-}
-
-/// A field that sessions can be picked by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SessionField {
-    Listener,
-    Client,
-    ServerName,
-    Backend,
-    Server,
-    Target,
-    Phase,
-    Engine,
-}
-
-impl SessionField {
-    const ALL: [(&str, Self); 8] = [
-        ("listener", Self::Listener),
-        ("client", Self::Client),
-        ("server_name", Self::ServerName),
-        ("backend", Self::Backend),
-        ("server", Self::Server),
-        ("target", Self::Target),
-        ("phase", Self::Phase),
-        ("engine", Self::Engine),
-    ];
-}
-
-impl fmt::Display for SessionFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = SessionField::ALL.iter();
-        let named = all.find(|(_, field)| *field == self.field);
-        write!(f, "{}={}", named.map_or("", |(name, _)| name), self.value)
-    }
-}
-
-impl SessionFilter {
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let Some((name, value)) = text.split_once('=') else {
-            return Err("it is not FIELD=VALUE, such as engine=copy".into());
-        };
-        Self::new(name, value)
-    }
-
-    /// # Errors
-    /// If there is no such field.
-    pub(crate) fn new(name: &str, value: &str) -> Result<Self, String> {
-        match SessionField::ALL.iter().find(|(known, _)| *known == name) {
-            Some((_, field)) => Ok(Self {
-                field: *field,
-                value: value.into(),
-            }),
-            None => {
-                let known = SessionField::ALL.map(|(known, _)| known);
-                Err(format!(
-                    "there is no field {name}; the fields are {}",
-                    known.join(", ")
-                ))
-            }
-        }
-    }
 }

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
@@ -17,6 +18,8 @@ const READERS_MOST: usize = 192;
 
 /// The most clients by TCP, who may read the metrics. They take no seat of the others.
 const SCRAPERS_MOST: usize = 32;
+/// Whoever has connected asks within milliseconds. Where descriptors are short, nobody else is waited for longer.
+pub(super) const ASKS_WITHIN: Duration = Duration::from_millis(100);
 
 /// What a client may do. Nobody makes room for those of a lower rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,18 +41,27 @@ pub(super) struct Clients {
 
 struct Client {
     rank: Rank,
-    waits: Arc<AtomicBool>,
+    since: Instant,
+    activity: Arc<Activity>,
     /// What is to end if it has to make room.
     task: Option<AbortHandle>,
     /// It is being disconnected.
     leaves: bool,
 }
 
+/// What a client does. It is no other client's, so it also tells which one it is.
+#[derive(Default)]
+pub(super) struct Activity {
+    /// It waits for an answer.
+    pub(super) waits: AtomicBool,
+    /// It has asked for something.
+    pub(super) has_asked: AtomicBool,
+}
+
 /// A client's place among the others, until it is dropped.
 pub(super) struct Seat {
     clients: Arc<Clients>,
-    /// It waits for an answer. This is no other client's, so it also tells which one it is.
-    pub(super) waits: Arc<AtomicBool>,
+    pub(super) activity: Arc<Activity>,
 }
 
 impl Clients {
@@ -67,28 +79,39 @@ impl Clients {
             let left = self.one_has_left.wait(seated);
             seated = left.unwrap_or_else(PoisonError::into_inner);
         }
-        let waits = Arc::default();
+        let activity = Arc::default();
         seated.push_back(Client {
             rank,
-            waits: Arc::clone(&waits),
+            since: Instant::now(),
+            activity: Arc::clone(&activity),
             task: None,
             leaves: false,
         });
         Some(Seat {
             clients: Arc::clone(self),
-            waits,
+            activity,
         })
     }
 
-    /// The client that `waits` belongs to can leave from now on: `task` has its [`Seat`].
-    pub(super) fn can_leave(&self, waits: &Arc<AtomicBool>, task: AbortHandle) {
+    /// The client that `activity` belongs to can leave from now on: `task` has its [`Seat`].
+    pub(super) fn can_leave(&self, activity: &Arc<Activity>, task: AbortHandle) {
         let mut seated = self.seated();
         // It may be gone.
         if let Some(client) = seated
             .iter_mut()
-            .find(|client| Arc::ptr_eq(&client.waits, waits))
+            .find(|client| Arc::ptr_eq(&client.activity, activity))
         {
             client.task = Some(task);
+        }
+    }
+
+    /// There are no descriptors for more: those leave that have asked for nothing, as others have by then.
+    pub(super) fn dismiss_silent(&self) {
+        for client in self.seated().iter_mut() {
+            let is_silent = !client.activity.has_asked.load(Ordering::Relaxed);
+            if is_silent && !client.leaves && client.since.elapsed() >= ASKS_WITHIN {
+                client.dismiss();
+            }
         }
     }
 
@@ -101,7 +124,7 @@ impl Client {
     /// Has it leave, unless it waits for an answer.
     fn dismiss(&mut self) -> Option<()> {
         let task = self.task.as_ref()?;
-        if self.waits.load(Ordering::Relaxed) {
+        if self.activity.waits.load(Ordering::Relaxed) {
             return None;
         }
         task.abort();
@@ -112,7 +135,7 @@ impl Client {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let is_other = |client: &Client| !Arc::ptr_eq(&client.waits, &self.waits);
+        let is_other = |client: &Client| !Arc::ptr_eq(&client.activity, &self.activity);
         self.clients.seated().retain(is_other);
         self.clients.one_has_left.notify_all();
     }

@@ -51,7 +51,7 @@ impl ControlSocket {
     }
 
     /// The user to whom the file belongs.
-    pub(super) fn owner(&self) -> Option<u32> {
+    pub(crate) fn owner(&self) -> Option<u32> {
         self.file.as_ref().map(|file| file.stat.st_uid)
     }
 

@@ -10,10 +10,15 @@ use rustix::process::geteuid;
 /// The directories in which a process of this user may have its socket, the best one first.
 pub(super) fn of_this_user() -> Vec<PathBuf> {
     let variable = |name: &str| env::var_os(name).map(PathBuf::from);
-    // systemd lists all directories of a unit, with colons between them.
-    let of_unit = env::var("RUNTIME_DIRECTORY").ok();
-    let of_unit = of_unit.and_then(|all| all.split(':').next().map(PathBuf::from));
-    of(geteuid().as_raw(), of_unit, variable("XDG_RUNTIME_DIR"))
+    of(geteuid().as_raw(), of_unit(), variable("XDG_RUNTIME_DIR"))
+}
+
+/// The directory that systemd has made for the unit of this process.
+pub(super) fn of_unit() -> Option<PathBuf> {
+    // It lists all directories of a unit, with colons between them.
+    let all = env::var("RUNTIME_DIRECTORY").ok()?;
+    let first = all.split(':').next().map(PathBuf::from);
+    first.filter(|path| path.is_absolute())
 }
 
 fn of(user: u32, of_unit: Option<PathBuf>, of_session: Option<PathBuf>) -> Vec<PathBuf> {

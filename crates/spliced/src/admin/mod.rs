@@ -5,18 +5,25 @@
 //! somebody may have opened its file, the process also looks at who asks ([`peer`]).
 
 mod answers;
+mod candidates;
 mod client;
 mod clients;
 mod control_socket;
 mod directories;
 mod facts;
 mod found;
+mod given;
+mod group;
+#[cfg(test)]
+mod hostile;
 mod line;
 mod metrics_socket;
 mod name;
+mod path;
 mod peer;
 mod place;
 mod refusal;
+mod request;
 mod reserve;
 mod routes;
 mod run_directory;
@@ -35,32 +42,13 @@ pub(crate) use self::client::{Answer, Failure, ask};
 pub(crate) use self::control_socket::ControlSocket;
 pub(crate) use self::facts::{Facts, inode};
 pub(crate) use self::found::all as found;
-pub(crate) use self::refusal::NoListener;
-pub(crate) use self::routes::{RELOAD_WITHIN, path_of_server};
+pub(crate) use self::group::check as check_groups;
+pub(crate) use self::path::{path_of_server, path_of_sessions};
+pub(crate) use self::refusal::{Ending, NoListener};
+pub(crate) use self::request::Request;
+pub(crate) use self::routes::RELOAD_WITHIN;
 pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
-use crate::backend::Order;
-use crate::cli::Level;
-use crate::sessions::About;
-
-/// What a client asks of the main thread.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
-    /// Listeners and backends. What is known of the process comes with the answer.
-    Status,
-    Listeners,
-    Backends,
-    Sessions(About),
-    /// About a server of a backend.
-    Order(Order),
-    /// A listener of this name takes no new clients.
-    Drain(String),
-    /// It takes clients again.
-    Undrain(String),
-    /// What is logged, from now on this.
-    Log(Option<Level>),
-    Reload,
-}
 
 /// A request, and where its answer goes.
 #[derive(Debug)]

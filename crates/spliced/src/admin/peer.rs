@@ -50,8 +50,8 @@ pub(super) fn admit(peer: &Result<Peer, String>, user: u32) -> Result<(), Refusa
         Ok(peer) => Err(Refusal::new(
             StatusCode::FORBIDDEN,
             format!(
-                "user {} may not ask the process of user {user}; ask as that user or as root, or give a group with \
-                 --control-group",
+                "user {} may not ask the process of user {user}; ask as that user or as root, or let a group ask with \
+                 --control-group GROUP, or control_group of [process]",
                 peer.user
             ),
         )),

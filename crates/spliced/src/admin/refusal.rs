@@ -27,6 +27,18 @@ impl Refusal {
     }
 }
 
+/// The process is ending, and does not do what was asked for.
+#[derive(Debug)]
+pub(crate) struct Ending;
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the process is ending")
+    }
+}
+
+impl std::error::Error for Ending {}
+
 /// Which listener is asked for that is not there.
 #[derive(Debug)]
 pub(crate) struct NoListener(pub(crate) String);

@@ -1,19 +1,15 @@
 //! What one can ask for: each path with a method is one entry of a table.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
-use clap::ValueEnum as _;
 use hyper::{Method, StatusCode};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::Request;
+use super::given::Given;
+use super::path::words_in;
 use super::refusal::Refusal;
-use crate::backend::{Act, Order};
-use crate::cli::Level;
-use crate::server_args::WEIGHT_MOST;
-use crate::session_args::SessionFilter;
+use crate::backend::Act;
 use crate::sessions::About;
 
 /// How long an answer may take that says only what is known.
@@ -22,23 +18,11 @@ const TOLD_WITHIN: Duration = Duration::from_secs(30);
 /// How long a reload may take: it may have to load the engines.
 pub(crate) const RELOAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// A word in capitals in a path stands for any text; this one for a number.
-const NUMBER: &str = "ID";
-
-/// What a part of a path cannot have as it is, so that addresses stay readable.
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'.')
-    .remove(b'-')
-    .remove(b'_')
-    .remove(b':')
-    .remove(b'[')
-    .remove(b']');
-
 /// What a path stands for.
 #[derive(Debug)]
 pub(super) struct Route {
     /// It may have words in capitals.
-    path: &'static str,
+    pub(super) path: &'static str,
     pub(super) method: Method,
     action: Action,
     /// It changes something, so it is logged, and the socket for reading does not have it.
@@ -58,13 +42,6 @@ enum Action {
     Metrics,
     /// The process.
     Ask(fn(Given<'_>) -> Result<Request, Refusal>),
-}
-
-/// What a client has given beside the method and the fixed parts of the path.
-struct Given<'a> {
-    /// What the path has for each word in capitals, in their order.
-    words: Vec<String>,
-    query: Option<&'a str>,
 }
 
 /// An entry of the table, and what a client asks for with it.
@@ -196,8 +173,14 @@ pub(super) const ROUTES: &[Route] = &[
     ),
     reading(
         "/v1/sessions",
-        Action::Ask(|given| Ok(Request::Sessions(About::All(filters(given.query)?)))),
+        Action::Ask(|given| Ok(Request::Sessions(About::All(given.filters()?)))),
         "live sessions; those that a query such as ?engine=copy takes",
+    ),
+    changing(
+        Method::DELETE,
+        "/v1/sessions",
+        Action::Ask(|given| Ok(Request::Sessions(About::KillAll(given.some_filters()?)))),
+        "ends the sessions that the query takes: ?server=10.0.0.7:80",
     ),
     reading(
         "/v1/sessions/ID",
@@ -231,94 +214,6 @@ pub(super) const ROUTES: &[Route] = &[
     },
 ];
 
-/// The path of a server, where [`ROUTES`] has names in capitals, and of what is done with it if that is not empty.
-pub(crate) fn path_of_server(backend: &str, server: &str, what: &str) -> String {
-    let [backend, server] = [backend, server].map(|name| utf8_percent_encode(name, ENCODED));
-    let path = format!("/v1/backends/{backend}/servers/{server}/{what}");
-    path.trim_end_matches('/').into()
-}
-
-impl Given<'_> {
-    /// The only number in the path.
-    fn number(&self) -> u64 {
-        // Nothing but a number takes its place.
-        let mut numbers = self.words.iter().filter_map(|word| word.parse().ok());
-        numbers.next().unwrap_or_default()
-    }
-
-    /// The only name in the path.
-    fn name(self) -> String {
-        self.words.into_iter().next().unwrap_or_default()
-    }
-
-    /// About the backend and the server in the path.
-    fn order(self, act: Act) -> Result<Request, Refusal> {
-        let mut names = self.words.into_iter();
-        Ok(Request::Order(Order {
-            backend: names.next().unwrap_or_default(),
-            server: names.next().unwrap_or_default(),
-            act,
-        }))
-    }
-
-    /// The field `name` of the query, if it has nothing else.
-    fn only(&self, name: &str) -> Option<Cow<'_, str>> {
-        let mut pairs = form_urlencoded::parse(self.query.unwrap_or_default().as_bytes());
-        match (pairs.next(), pairs.next()) {
-            (Some((found, value)), None) if found == name => Some(value),
-            _ => None,
-        }
-    }
-
-    /// `level` of the query, which has nothing else.
-    fn level(&self) -> Result<Level, Refusal> {
-        let known = |value: Cow<'_, str>| Level::from_str(&value, false).ok();
-        self.only("level").and_then(known).ok_or_else(|| {
-            let names: Vec<_> = Level::value_variants().iter().map(|it| it.name()).collect();
-            let why = format!(
-                "the query is not ?level=LEVEL with one of {}",
-                names.join(", ")
-            );
-            Refusal::new(StatusCode::BAD_REQUEST, why)
-        })
-    }
-
-    /// `weight` of the query, which has nothing else.
-    fn weight(&self) -> Result<u16, Refusal> {
-        let weight = self.only("weight").and_then(|value| value.parse().ok());
-        let weight = weight.filter(|weight| *weight <= WEIGHT_MOST);
-        weight.ok_or_else(|| {
-            let why = format!("the query is not ?weight=N with a number from 0 to {WEIGHT_MOST}");
-            Refusal::new(StatusCode::BAD_REQUEST, why)
-        })
-    }
-}
-
-impl Route {
-    /// What `path` has for the words in capitals; `None` if the entry is not for that path.
-    fn words_in(&self, path: &str) -> Option<Vec<String>> {
-        let mut words = Vec::new();
-        let mut parts = path.split('/');
-        for own in self.path.split('/') {
-            let part = parts.next()?;
-            if own.is_empty() || own.contains(|letter: char| !letter.is_ascii_uppercase()) {
-                if own != part {
-                    return None;
-                }
-                continue;
-            }
-            let word = percent_decode_str(part).decode_utf8().ok()?;
-            // A number has one spelling, so that the log has the path as it was asked for.
-            let is_number = || word.parse().is_ok_and(|it: u64| it.to_string() == part);
-            if part.is_empty() || own == NUMBER && !is_number() {
-                return None;
-            }
-            words.push(word.into_owned());
-        }
-        parts.next().is_none().then_some(words)
-    }
-}
-
 /// The entry for a request, and what it asks for.
 ///
 /// # Errors
@@ -326,7 +221,7 @@ impl Route {
 pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<Found, Refusal> {
     let of_path = ROUTES
         .iter()
-        .filter_map(|route| Some((route, route.words_in(path)?)));
+        .filter_map(|route| Some((route, words_in(path, route.path)?)));
     let mut of_path: Vec<_> = of_path.collect();
     if of_path.is_empty() {
         return Err(Refusal::new(
@@ -343,7 +238,8 @@ pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<F
         let methods = of_path.iter().map(|(route, _)| route.method.as_str());
         let methods: Vec<_> = methods.collect();
         let sentence = format!(
-            "{path} does not take {method}; ask with {}",
+            "{} does not take {method}; ask with {}",
+            path.escape_debug(),
             methods.join(" or ")
         );
         let allow = methods.join(", ").replace("GET", "GET, HEAD");
@@ -363,15 +259,6 @@ pub(super) fn find(method: &Method, path: &str, query: Option<&str>) -> Result<F
     })
 }
 
-/// The filters in a query, such as `engine=copy&client=192.0.2.1`.
-fn filters(query: Option<&str>) -> Result<Vec<SessionFilter>, Refusal> {
-    let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
-    let filters = pairs.map(|(field, value)| SessionFilter::new(&field, &value));
-    filters
-        .collect::<Result<_, _>>()
-        .map_err(|why| Refusal::new(StatusCode::BAD_REQUEST, why))
-}
-
 pub(super) fn index() -> Value {
     let entry = |route: &Route| json!({"path": route.path, "method": route.method.as_str(), "about": route.about});
     json!({ "paths": ROUTES.iter().map(entry).collect::<Vec<_>>() })
@@ -380,6 +267,9 @@ pub(super) fn index() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::path::{path_of_server, path_of_sessions};
+    use crate::backend::Order;
+    use crate::session_filter::SessionFilter;
 
     /// The status of a refusal.
     fn refused(method: Method, path: &str) -> Option<StatusCode> {
@@ -393,11 +283,12 @@ mod tests {
             let path = ["ID", "BACKEND", "SERVER"]
                 .iter()
                 .fold(route.path.to_owned(), |path, word| path.replace(word, "7"));
-            let query = match path.ends_with("/log") {
-                true => "level=info",
-                false => "weight=7",
+            let query = match (&route.method, path.rsplit('/').next()) {
+                (&Method::PUT, Some("log")) => Some("level=info"),
+                (&Method::PUT, _) => Some("weight=7"),
+                (&Method::DELETE, Some("sessions")) => Some("engine=copy"),
+                _ => None,
             };
-            let query = Some(query).filter(|_| route.method == Method::PUT);
             find(&route.method, &path, query).expect("it is found");
             let is_read = route.method == Method::GET;
             assert_eq!(is_read, !route.changes, "{path}");
@@ -438,7 +329,12 @@ mod tests {
             (Method::HEAD, "/v1/reload", "POST", "POST"),
             (Method::POST, "/v1/status", "GET, HEAD", "GET"),
             (Method::DELETE, "/v1", "GET, HEAD", "GET"),
-            (Method::DELETE, "/v1/sessions", "GET, HEAD", "GET"),
+            (
+                Method::PUT,
+                "/v1/sessions",
+                "GET, HEAD, DELETE",
+                "GET or DELETE",
+            ),
             (
                 Method::POST,
                 "/v1/sessions/7",
@@ -507,6 +403,17 @@ mod tests {
                 filter("client", "[::1]:80")
             ]))
         );
+        let filters = vec![filter("server", "a&b=c"), filter("client", "::1")];
+        let path = path_of_sessions(&filters);
+        let (path, query_of_path) = path.split_once('?').expect("a query");
+        assert_eq!(
+            asked(Method::DELETE, path, Some(query_of_path)),
+            about(About::KillAll(filters))
+        );
+        for nothing in [None, Some("")] {
+            let refused = asked(Method::DELETE, path, nothing).expect_err("refused");
+            assert!(refused.contains("which sessions"), "{refused}");
+        }
         let refused = query(Some("colour=red")).expect_err("refused");
         assert!(
             refused.starts_with("there is no field colour;"),

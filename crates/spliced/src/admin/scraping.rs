@@ -10,6 +10,7 @@ use hyper::{Method, Request, Response, StatusCode};
 
 use super::answers::Answers;
 use super::clients::Rank;
+use super::refusal::Refusal;
 use super::routes::METRICS;
 use super::scraper::Scraper;
 use crate::metrics;
@@ -30,13 +31,17 @@ impl Scraping {
             response.headers_mut().insert(ALLOW, allowed);
             return response;
         }
-        let share = self.answers.share(Rank::Scrapes).await;
-        let text = self.scraper.text().await;
-        response(share.text(text), metrics::CONTENT_TYPE)
+        let share = self.answers.share_of_metrics(Rank::Scrapes).await;
+        match share.bytes(self.scraper.text().await) {
+            Ok(body) => response(body, metrics::CONTENT_TYPE),
+            Err(Refusal {
+                status, sentence, ..
+            }) => refusal(status, sentence + "\n"),
+        }
     }
 }
 
-fn refusal(status: StatusCode, sentence: &'static str) -> Response<Full<Bytes>> {
+fn refusal(status: StatusCode, sentence: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = response(sentence.into(), "text/plain; charset=utf-8");
     *response.status_mut() = status;
     response

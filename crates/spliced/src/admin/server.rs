@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -27,11 +27,11 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::answers::{Answers, Share};
-use super::clients::{Clients, Rank, Seat};
+use super::clients::{ASKS_WITHIN, Activity, Clients, Rank, Seat};
 use super::facts::Facts;
 use super::line::{Line, Stream};
 use super::peer::{Peer, admit};
-use super::refusal::{NoListener, Refusal};
+use super::refusal::{Ending, NoListener, Refusal};
 use super::reserve::Reserve;
 use super::routes::{self, Asked, Route};
 use super::scraper::Scraper;
@@ -39,6 +39,7 @@ use super::scraping::Scraping;
 use super::{Question, Request};
 use crate::backend::NoServer;
 use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::sessions::NoSession;
 
 /// How long a client may take for a header, for a body, or until its next request.
@@ -81,6 +82,8 @@ struct Shared {
     scraper: Arc<Scraper>,
     clients: Arc<Clients>,
     answers: Arc<Answers>,
+    /// Of those who may only read, and ask for a change.
+    refused: RateLimitedWarning,
 }
 
 impl Server {
@@ -115,6 +118,7 @@ impl Server {
             facts,
             clients: Arc::default(),
             answers: Arc::default(),
+            refused: RateLimitedWarning::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -143,7 +147,7 @@ impl Server {
             access,
             rank,
             shared: Arc::clone(&self.shared),
-            waits: Arc::clone(&seat.waits),
+            activity: Arc::clone(&seat.activity),
         });
         self.begin(
             seat,
@@ -188,7 +192,7 @@ impl Server {
     where
         R: Future<Output = Response<Full<Bytes>>> + Send + 'static,
     {
-        let waits = Arc::clone(&seat.waits);
+        let activity = Arc::clone(&seat.activity);
         let line = {
             let _runtime = self.runtime.enter();
             Line::new(stream()?, seat, Arc::clone(&self.reserve))
@@ -197,8 +201,16 @@ impl Server {
             // A client that goes away misses only its own answer.
             let _ = timeout(STAY_WITHIN, converse(line, reply)).await;
         });
-        self.shared.clients.can_leave(&waits, task.abort_handle());
+        self.shared
+            .clients
+            .can_leave(&activity, task.abort_handle());
         Ok(())
+    }
+
+    /// Descriptors are short: one is given up for the next client, as soon as there is one.
+    pub(super) fn make_room(&self) {
+        self.shared.clients.dismiss_silent();
+        self.reserve.give_up(ASKS_WITHIN);
     }
 
     /// Sends what has been answered so far. The order to end the last session may end the process.
@@ -225,7 +237,7 @@ struct Conversation {
     access: Access,
     rank: Rank,
     shared: Arc<Shared>,
-    waits: Arc<AtomicBool>,
+    activity: Arc<Activity>,
 }
 
 async fn converse<S: Stream, R>(
@@ -253,13 +265,19 @@ where
 
 impl Conversation {
     async fn reply(&self, request: HttpRequest<Incoming>) -> Response<Full<Bytes>> {
+        self.activity.has_asked.store(true, Ordering::Relaxed);
         let mut kind = JSON;
-        let (status, body, allow) = match self.answer(request).await {
-            Ok((Told::Json(value), share)) => (StatusCode::OK, share.bytes(&value), None),
-            Ok((Told::Metrics(text), share)) => {
+        let answered = self.answer(request).await;
+        let answered = answered.and_then(|(told, share)| match told {
+            Told::Json(value) => share.bytes(format!("{value}\n")),
+            Told::Metrics(text) => {
+                let body = share.bytes(text)?;
                 kind = CONTENT_TYPE;
-                (StatusCode::OK, share.text(text), None)
+                Ok(body)
             }
+        });
+        let (status, body, allow) = match answered {
+            Ok(body) => (StatusCode::OK, body, None),
             Err(refusal) => {
                 let value = json!({ "error": refusal.sentence });
                 let body = Bytes::from(format!("{value}\n"));
@@ -282,7 +300,18 @@ impl Conversation {
         admit(&self.peer, geteuid().as_raw())?;
         let uri = request.uri();
         let found = routes::find(request.method(), uri.path(), uri.query())?;
+        let asked = match uri.query() {
+            Some(query) => format!("{} {}?{query}", found.route.method, found.path),
+            None => format!("{} {}", found.route.method, found.path),
+        };
         if found.route.changes && self.access.reads_only {
+            self.shared.refused.emit(|suppressed| {
+                let by = self.by();
+                tracing::warn!(
+                    "{asked} of {by} was refused: the socket is for reading only{}",
+                    more(suppressed)
+                );
+            });
             return Err(Refusal::new(
                 StatusCode::FORBIDDEN,
                 "this socket is for reading only; ask the control socket",
@@ -290,12 +319,12 @@ impl Conversation {
         }
         read_body(request.into_body()).await?;
         match found.asked {
-            Asked::Index => Ok((Told::Json(routes::index()), Share::default())),
-            Asked::Process => Ok((Told::Json(self.process()), Share::default())),
+            Asked::Index => Ok((Told::Json(routes::index()), self.short())),
+            Asked::Process => Ok((Told::Json(self.process()), self.short())),
             Asked::Metrics => Ok(self.metrics().await),
             Asked::Main(request) => {
                 let has_process = request == Request::Status;
-                let (mut told, share) = self.ask(found.route, &found.path, request).await?;
+                let (mut told, share) = self.ask(found.route, &asked, request).await?;
                 if has_process {
                     told["process"] = self.process();
                 }
@@ -306,8 +335,18 @@ impl Conversation {
 
     /// What is counted.
     async fn metrics(&self) -> (Told, Share) {
-        let share = self.shared.answers.share(self.rank).await;
+        let share = self.shared.answers.share_of_metrics(self.rank).await;
         (Told::Metrics(self.shared.scraper.text().await), share)
+    }
+
+    /// Who asks, in words.
+    fn by(&self) -> String {
+        let peer = self.peer.as_ref();
+        peer.map_or_else(Clone::clone, Peer::to_string)
+    }
+
+    fn short(&self) -> Share {
+        self.shared.answers.of_short(self.rank)
     }
 
     /// What the process says of itself on this socket.
@@ -320,56 +359,61 @@ impl Conversation {
     async fn ask(
         &self,
         route: &Route,
-        path: &str,
+        asked: &str,
         request: Request,
     ) -> Result<(Value, Share), Refusal> {
-        let by = self
-            .peer
-            .as_ref()
-            .map_or_else(Clone::clone, Peer::to_string);
+        let by = self.by();
         if route.changes {
-            tracing::info!("{} {path} was asked for by {by}", route.method);
+            tracing::info!("{asked} was asked for by {by}");
         }
-        self.waits.store(true, Ordering::Relaxed);
+        let logs_failure = request == Request::Reload;
+        self.activity.waits.store(true, Ordering::Relaxed);
         let answered = timeout(route.within, async {
             let share = match route.changes {
                 // The answer is short, and waits for nobody who reads.
-                true => Share::default(),
-                false => self.shared.answers.share(self.rank).await,
+                true => self.short(),
+                false => self.shared.answers.share(self.rank, &request).await,
             };
             let (sender, answer) = oneshot::channel();
             (self.shared.ask)(Question {
                 request,
-                by,
+                by: by.clone(),
                 answer: sender,
             });
             answer.await.map(|answer| (answer, share))
         });
         let answered = answered.await;
-        self.waits.store(false, Ordering::Relaxed);
-        match answered {
-            Ok(Ok((Ok(value), share))) => Ok((value, share)),
+        self.activity.waits.store(false, Ordering::Relaxed);
+        let refusal = match answered {
+            Ok(Ok((Ok(value), share))) => {
+                if let Some(count) = value["ending"].as_u64() {
+                    tracing::info!("{asked} of {by} ends so many sessions: {count}");
+                }
+                return Ok((value, share));
+            }
             Ok(Ok((Err(error), _))) => {
                 let is_nowhere =
                     error.is::<NoSession>() || error.is::<NoServer>() || error.is::<NoListener>();
                 let status = match is_nowhere {
                     true => StatusCode::NOT_FOUND,
+                    false if error.is::<Ending>() => StatusCode::SERVICE_UNAVAILABLE,
                     false => StatusCode::UNPROCESSABLE_ENTITY,
                 };
-                Err(Refusal::new(status, format!("{error:#}")))
+                Refusal::new(status, format!("{error:#}"))
             }
-            Ok(Err(_)) => Err(Refusal::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the process is ending",
-            )),
-            Err(_) => Err(Refusal::new(
+            Ok(Err(_)) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, Ending.to_string()),
+            Err(_) => Refusal::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 format!(
                     "the process has not answered within {} s; see what it logs",
                     route.within.as_secs()
                 ),
-            )),
+            ),
+        };
+        if route.changes && !logs_failure {
+            tracing::warn!("{asked} of {by} failed: {}", refusal.sentence);
         }
+        Err(refusal)
     }
 }
 

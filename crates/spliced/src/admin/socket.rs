@@ -3,18 +3,18 @@
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Error, Result, anyhow};
+use anyhow::{Context as _, Error, Result};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::Question;
-use super::directories;
+use super::candidates::{Candidates, Place};
 use super::facts::Facts;
 use super::metrics_socket;
 use super::name::Name;
@@ -58,14 +58,6 @@ enum Held {
     NoMore,
 }
 
-/// Where a socket may be.
-#[derive(Clone, Debug)]
-struct Place {
-    directory: PathBuf,
-    name: Name,
-    lock: String,
-}
-
 impl AdminSocket {
     /// Listens for those who ask, as soon as no other process has the socket. That one may be ending.
     ///
@@ -86,29 +78,29 @@ impl AdminSocket {
             let (server, is_ending) = (Arc::clone(&socket.server), Arc::clone(&socket.is_ending));
             metrics_socket::open(address.clone(), server, is_ending)?;
         }
-        let places = match &control.control {
-            Some(path) => vec![Place::given(path)?],
-            None => Place::of_this_user(),
+        let candidates = match &control.control {
+            Some(path) => Candidates::given(path)?,
+            None => Candidates::of_this_user(),
         };
         let access = Access {
             group: control.control_group,
             reads_only: false,
         };
-        socket.add(places, access)?;
+        socket.add(candidates, access)?;
         if let Some(path) = &control.control_read {
             let access = Access {
                 group: control.control_read_group,
                 reads_only: true,
             };
-            socket.add(vec![Place::given(path)?], access)?;
+            socket.add(Candidates::given(path)?, access)?;
         }
         Ok(socket)
     }
 
-    fn add(&mut self, places: Vec<Place>, access: Access) -> Result<()> {
+    fn add(&mut self, candidates: Candidates, access: Access) -> Result<()> {
         let held = Arc::new(Mutex::new(Held::NotYet));
         let opening = Opening {
-            places,
+            candidates,
             access,
             held: Arc::clone(&held),
         };
@@ -148,42 +140,9 @@ impl Drop for AdminSocket {
     }
 }
 
-impl Place {
-    /// At a path that somebody has given.
-    fn given(path: &Path) -> Result<Self> {
-        let path = std::path::absolute(path)
-            .with_context(|| format!("cannot use {} as a control socket", path.display()))?;
-        let name = path.file_name().and_then(|name| name.to_str());
-        let (Some(name), Some(directory)) = (name, path.parent()) else {
-            return Err(anyhow!(
-                "{} is no path of a file; choose another one for the control socket",
-                path.display()
-            ));
-        };
-        Ok(Self {
-            // /var/run is a symbolic link in many places.
-            directory: directory
-                .canonicalize()
-                .unwrap_or_else(|_| directory.into()),
-            name: Name::Given(name.into()),
-            lock: format!(".{name}.lock"),
-        })
-    }
-
-    fn of_this_user() -> Vec<Self> {
-        let directories = directories::of_this_user();
-        let place = |directory| Self {
-            directory,
-            name: Name::OfProcess,
-            lock: "lock".into(),
-        };
-        directories.into_iter().map(place).collect()
-    }
-}
-
 /// A socket that is not there yet.
 struct Opening {
-    places: Vec<Place>,
+    candidates: Candidates,
     access: Access,
     held: Arc<Mutex<Held>>,
 }
@@ -195,12 +154,16 @@ impl Opening {
         let mut has_failed = false;
         loop {
             match self.attempt(!waits && !has_failed) {
-                Ok(Attempt::Opened(listener)) => {
-                    if waits || has_failed {
-                        tracing::info!(
-                            "'spliced status' and 'spliced reload' reach this process now"
-                        );
-                    }
+                Ok(Attempt::Opened(listener, path)) => {
+                    let what = match self.access.reads_only {
+                        true => "control socket for reading",
+                        false => "control socket",
+                    };
+                    let now = match waits || has_failed {
+                        true => ": 'spliced status' and 'spliced reload' reach this process now",
+                        false => "",
+                    };
+                    tracing::info!("{what} at {}{now}", path.display());
                     return Some(listener);
                 }
                 Ok(Attempt::TooLate) => return None,
@@ -233,19 +196,13 @@ impl Opening {
     /// Tries one place after the other.
     fn attempt(&self, is_first: bool) -> Result<Attempt> {
         let mut failed = Vec::new();
-        for place in &self.places {
+        for place in self.candidates.places() {
             match self.attempt_at(place, is_first) {
                 Ok(attempt) => return Ok(attempt),
                 Err(error) => failed.push(format!("{error:#}")),
             }
         }
-        match &failed[..] {
-            [only] if self.places.len() == 1 => Err(anyhow!("{only}")),
-            all => Err(anyhow!(
-                "there is no directory for the control socket ({}); choose one with --control PATH or RUNTIME_DIRECTORY",
-                all.join("; ")
-            )),
-        }
+        Err(self.candidates.none_of(&failed))
     }
 
     fn attempt_at(&self, place: &Place, is_first: bool) -> Result<Attempt> {
@@ -276,7 +233,7 @@ impl Opening {
             match directory.listen(&name, self.access.group)? {
                 Ok((listener, file)) => {
                     *held = Held::File(file);
-                    return Ok(Attempt::Opened(listener));
+                    return Ok(Attempt::Opened(listener, directory.path.join(name)));
                 }
                 Err(found) => taken = Some(found),
             }
@@ -298,7 +255,8 @@ impl Opening {
 }
 
 enum Attempt {
-    Opened(UnixListener),
+    /// With its path.
+    Opened(UnixListener, PathBuf),
     Taken(Taken),
     TooLate,
 }
@@ -331,7 +289,7 @@ fn accept(listener: &UnixListener, server: &Server, access: Access, is_gone: imp
             }
             // Without a descriptor, accept(2) fails at once. What is kept is for those who give orders.
             Err(error) if lacks_descriptor(&error) && !access.reads_only => {
-                server.reserve.give_up(RETRY_AFTER);
+                server.make_room();
             }
             Err(_) => thread::sleep(RETRY_AFTER),
         }

@@ -122,7 +122,7 @@ impl Backend {
                 continue;
             };
             known.set_added(false);
-            known.change(server.weight, server.backup);
+            self.change_server(&known, server);
             self.configure(&known, server.disabled);
         }
         // Those of SRV names, too.

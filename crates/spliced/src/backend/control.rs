@@ -27,11 +27,15 @@ struct Running {
 }
 
 impl Control {
-    /// Starts the thread. A relay with one server has no tasks, and does without.
+    /// Starts the thread, if it does not run. A relay with one server has no tasks, and does without, until an order adds
+    /// another server.
     ///
     /// # Errors
     /// If the thread or its event loop cannot be created.
     pub(crate) fn start(&self) -> Result<()> {
+        if self.running.get().is_some() {
+            return Ok(());
+        }
         let running = start()?;
         // A second one would end at once.
         let _ = self.running.set(running);

@@ -80,6 +80,12 @@ impl Drain {
         self.drained.is_some()
     }
 
+    /// As the configuration has it, and not an order.
+    pub(super) fn is_disabled(&self) -> bool {
+        let drained = self.drained.as_ref();
+        drained.is_some_and(|drained| drained.by == By::Configuration)
+    }
+
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
@@ -170,7 +176,7 @@ impl Drain {
         Some(Away {
             since: drained.empty.filter(|_| is_empty).unwrap_or(drained.since),
             why: drained.by.to_string(),
-            is_disabled: drained.by == By::Configuration,
+            is_disabled: self.is_disabled(),
         })
     }
 }

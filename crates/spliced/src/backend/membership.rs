@@ -24,6 +24,8 @@ impl Backend {
         weight: u16,
         by: &str,
     ) -> Result<Arc<Server>> {
+        // One of the two will be removed, and then what is left of it ends after a time.
+        self.control.start()?;
         let mut ordered_away = lock(&self.ordered_away);
         let before = self.plan();
         let address = new_address(text, &before)?;
@@ -124,9 +126,18 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
         text.len() <= ADDRESS_MOST_BYTES,
         "the address has more than {ADDRESS_MOST_BYTES} bytes; shorten it"
     );
+    // It would be shown on terminals.
+    ensure!(
+        !text.contains(char::is_control),
+        "{text:?} cannot be added: it has control characters; correct it"
+    );
     ensure!(
         !text.starts_with("srv:"),
         "{text:?} cannot be added: only the configuration names SRV records; write HOST:PORT"
+    );
+    ensure!(
+        !text.contains(char::is_control),
+        "{text:?} cannot be used: a name with control characters would break up the log; choose another address"
     );
     let address: Address = text.parse()?;
     ensure!(

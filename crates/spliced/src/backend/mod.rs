@@ -1,5 +1,6 @@
 //! A group of servers: which one a connection goes to, and which are usable.
 
+mod act;
 mod change;
 mod check;
 mod client_names;
@@ -12,6 +13,7 @@ mod hosts;
 mod lease;
 mod maglev;
 mod membership;
+mod missing;
 mod order;
 mod own_connection;
 mod pool;
@@ -37,13 +39,14 @@ use serde_json::{Value, json};
 use splice::Waker;
 use splice_route::Arrival;
 
+pub(crate) use self::act::{Act, Order};
 pub(crate) use self::change::Change;
 use self::client_reports::ClientReports;
 pub(crate) use self::control::Control;
 use self::drain::By;
 use self::health::Cause;
 pub(crate) use self::lease::{Flows, Lease};
-pub(crate) use self::order::{Act, NoServer, Order, those};
+pub(crate) use self::order::{NoServer, those};
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
 use self::queue::Queue;
@@ -170,13 +173,13 @@ impl Backend {
             match self.find(&address.to_string()) {
                 // One with an address of its own keeps what its configuration says.
                 Some(known) if known.srv() == Some(srv) => {
-                    known.change(server.weight, server.backup);
+                    self.change_server(&known, server);
                 }
                 Some(_) => {}
                 None => {
                     if let Some(former) = self.find_returning(&address.to_string(), Some(srv)) {
                         self.take_back(&former, &plan);
-                        former.change(server.weight, server.backup);
+                        self.change_server(&former, server);
                         continue;
                     }
                     let at_most = deadline.saturating_duration_since(Instant::now());
@@ -267,6 +270,14 @@ impl Backend {
         }
     }
 
+    /// Why a client would get no server now; `None` if it would get one.
+    fn why_none(&self) -> Option<String> {
+        let now = Instant::now();
+        let pool = self.pool();
+        let usable = pool.usable(&Tried::default(), false, now);
+        usable.is_empty().then(|| pool.why_none(now))
+    }
+
     /// A server for a connection that has tried `tried`. One that comes with a ticket has waited; others
     /// queue behind those who wait.
     pub(crate) fn pick(
@@ -281,7 +292,7 @@ impl Backend {
         let mut pool = self.pool();
         let usable = pool.usable(tried, key.has_fallback, now);
         if usable.is_empty() {
-            return Pick::NoneLeft(pool.why_none());
+            return Pick::NoneLeft(pool.why_none(now));
         }
         let most = plan.max_connections_per_server.unwrap_or(u32::MAX);
         let free: Vec<_> = usable
@@ -377,15 +388,26 @@ impl Backend {
     }
 
     pub(crate) fn snapshot(&self) -> Value {
-        let servers: Vec<_> = {
-            let pool = self.pool();
-            pool.servers().cloned().chain(pool.former()).collect()
-        };
+        let servers = self.servers();
         json!({
             "name": self.name,
             "queued": self.queue.len(),
+            "why_none": self.why_none(),
             "servers": servers.iter().map(|server| server.snapshot()).collect::<Vec<_>>(),
         })
+    }
+
+    /// The process ends.
+    fn end(&self) {
+        self.servers()
+            .iter()
+            .for_each(|server| server.end(&self.name));
+    }
+
+    /// Those that it has, and those that still have connections.
+    fn servers(&self) -> Vec<Arc<Server>> {
+        let pool = self.pool();
+        pool.servers().cloned().chain(pool.former()).collect()
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {

@@ -6,48 +6,22 @@ use std::sync::Arc;
 use anyhow::Result;
 use serde_json::Value;
 
+use super::act::{Act, Order};
 use super::drain::By;
 use super::server::Server;
 use super::{Backend, lock};
+use crate::plan::ServerPlan;
 
 /// So many servers or backends are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
-
-/// An order about a server of a backend, both by their names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    pub(crate) backend: String,
-    pub(crate) server: String,
-    pub(crate) act: Act,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    /// Nothing but to say what it is.
-    Tell,
-    /// No new clients.
-    Drain,
-    Undrain,
-    Weigh(u32),
-    /// Until the next reload, with this weight.
-    Add(u16),
-    /// Until the next reload.
-    Remove,
-}
-
-impl Act {
-    /// Whether it changes which servers there are.
-    pub(super) fn is_of_membership(self) -> bool {
-        matches!(self, Self::Add(_) | Self::Remove)
-    }
-}
 
 impl Backend {
     /// As [`Backends::obey`](super::Backends::obey).
     pub(super) fn obey(self: &Arc<Self>, order: &Order, by: &str) -> Result<Value> {
         let name = &order.server;
         if let Act::Add(weight) = order.act {
-            return Ok(self.add_until_reload(name, weight, by)?.snapshot());
+            let server = self.add_until_reload(name, weight, by)?;
+            return Ok(self.told_of(&server));
         }
         let here = self.find(name);
         let Some(server) = here.clone().or_else(|| self.find_former(name)) else {
@@ -62,7 +36,14 @@ impl Backend {
             Act::Weigh(weight) => self.weigh(&server, weight, by),
             Act::Remove => self.remove_until_reload(&server, by)?,
         }
-        Ok(server.snapshot())
+        Ok(self.told_of(&server))
+    }
+
+    /// A server, and what it means to the backend: an order may have left clients none.
+    fn told_of(&self, server: &Server) -> Value {
+        let mut told = server.snapshot();
+        told["backend_why_none"] = self.why_none().into();
+        told
     }
 
     /// What the configuration says of a server, once it says something else.
@@ -111,17 +92,32 @@ impl Backend {
         let before = {
             let mut pool = self.pool();
             pool.weigh_again();
-            server.set_weight(weight)
+            server.weigh(weight, by)
         };
-        if before != weight {
-            tracing::info!(
-                "backend {}: server {} has the weight {weight} instead of {before}, by {by}",
-                self.name,
-                server.name()
-            );
-        }
+        self.log_weight(server, before, &format!(", by {by}"));
         self.tell_followers();
         self.queue.call_next();
+    }
+
+    /// What the configuration or a SRV record says of a server. Whoever calls this has the pool weigh again.
+    pub(super) fn change_server(&self, server: &Server, planned: &ServerPlan) {
+        let before = server.change(planned.weight, planned.backup);
+        let why = match server.srv() {
+            Some(_) => ", as its SRV record has it",
+            None => ", as the configuration has it",
+        };
+        self.log_weight(server, before, why);
+    }
+
+    fn log_weight(&self, server: &Server, before: Option<u32>, why: &str) {
+        if let Some(before) = before {
+            tracing::info!(
+                "backend {}: server {} has the weight {} instead of {before}{why}",
+                self.name,
+                server.name(),
+                server.weight()
+            );
+        }
     }
 
     /// Whether new clients may come to one of its servers.
@@ -148,7 +144,8 @@ impl NoServer {
         Self(format!(
             "backend {} has no server {}; {}",
             order.backend,
-            order.server,
+            // The log has it, too.
+            order.server.escape_debug(),
             those("server", names)
         ))
     }
@@ -156,7 +153,7 @@ impl NoServer {
     pub(super) fn in_no_backend<'a>(order: &Order, names: impl Iterator<Item = &'a str>) -> Self {
         Self(format!(
             "there is no backend {}; {}",
-            order.backend,
+            order.backend.escape_debug(),
             those("backend", names)
         ))
     }

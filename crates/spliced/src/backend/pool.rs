@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::health::{State, leaves_enough};
 use super::maglev::Maglev;
+use super::missing::why_none;
 use super::server::Server;
 use crate::plan::{BackendPlan, Balance, HashKey};
 use crate::target::Prospect;
@@ -155,28 +156,10 @@ impl Pool {
         self.entries[index].server.open() < most
     }
 
-    pub(super) fn why_none(&self) -> String {
-        let (mut drained, mut weightless) = (0, 0);
-        for server in self.servers().filter(|server| !server.takes_clients()) {
-            match server.is_drained() {
-                true => drained += 1,
-                false => weightless += 1,
-            }
-        }
-        let count = self.entries.len();
-        match &self.entries[..] {
-            [] => "its servers are not known yet".into(),
-            [_] if drained == 1 => "its server is drained".into(),
-            [_] if weightless == 1 => "its server has the weight 0".into(),
-            [only] if only.server.target.addresses().is_empty() => only.server.target.why_nowhere(),
-            _ if drained == count => format!("all {count} servers are drained"),
-            _ if weightless == count => format!("all {count} servers have the weight 0"),
-            _ if drained + weightless == count => {
-                format!("of {count} servers, {drained} drained and {weightless} with the weight 0")
-            }
-            _ if drained > 0 => format!("no server is up, and {drained} of {count} are drained"),
-            _ => "no server is up".into(),
-        }
+    /// Why a client gets none of its servers.
+    pub(super) fn why_none(&self, now: Instant) -> String {
+        let servers: Vec<_> = self.servers().map(|server| &**server).collect();
+        why_none(&servers, now)
     }
 
     pub(super) fn choose(

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use super::order::{NoServer, Order};
+use super::act::Order;
+use super::order::NoServer;
 use super::{Backend, lock};
 
 #[derive(Default)]
@@ -48,13 +49,24 @@ impl Backends {
         gone
     }
 
+    /// The process ends, and cuts the connections that are left.
+    pub(crate) fn end(&self) {
+        for backend in self.all() {
+            backend.end();
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Backend>> {
+        let all = lock(&self.0);
+        all.current.values().cloned().chain(all.former()).collect()
+    }
+
     /// The backends and their servers.
     pub(crate) fn told(&self) -> Value {
-        let backends: Vec<_> = {
-            let all = lock(&self.0);
-            all.current.values().cloned().chain(all.former()).collect()
-        };
-        backends.iter().map(|backend| backend.snapshot()).collect()
+        self.all()
+            .iter()
+            .map(|backend| backend.snapshot())
+            .collect()
     }
 
     /// Does what is asked of a server, for `by`, and tells what it is then. Waits for nobody.

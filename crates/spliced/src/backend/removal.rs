@@ -27,8 +27,12 @@ impl Backend {
                 }
                 By::Configuration => String::new(),
             };
+            let forgotten = match server.open() == 0 && server.is_drained_by_order() {
+                true => "; the order to drain it goes with it",
+                false => "",
+            };
             tracing::info!(
-                "backend {}: server {} was removed{why}{}",
+                "backend {}: server {} was removed{why}{}{forgotten}",
                 self.name,
                 server.name(),
                 server.left()

@@ -1,6 +1,7 @@
 //! One server of a backend.
 
 mod snapshot;
+mod weight;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tokio::sync::Notify;
 
+use self::weight::Weight;
 use super::drain::{By, Drain};
 use super::health::{Cause, Change, Health, State, Thresholds};
 use super::history::History;
@@ -24,9 +26,7 @@ pub(crate) struct Server {
     /// The SRV name whose records name it; `None` if it has an address of its own.
     srv: Option<String>,
     pub(super) target: Arc<Target>,
-    weight: AtomicU32,
-    /// What the plan or a SRV record says, which an order may have changed.
-    planned_weight: AtomicU32,
+    weight: Weight,
     is_backup: AtomicBool,
     open: AtomicU32,
     total: AtomicU64,
@@ -66,9 +66,16 @@ impl Server {
         let target = Target::new(address, at_most)?;
         let health = Health::new(Thresholds::of(plan.health.as_ref()));
         let drain = Drain::new(server.disabled, Instant::now());
-        let (weight, is_backup) = (server.weight.into(), server.backup);
+        let weight = Weight::planned(server.weight.into());
         let srv = srv.map(Into::into);
-        let server = Self::of(name.into(), srv, target, (weight, is_backup), health, drain);
+        let server = Self::of(
+            name.into(),
+            srv,
+            target,
+            (weight, server.backup),
+            health,
+            drain,
+        );
         Ok(Arc::new(server))
     }
 
@@ -76,7 +83,7 @@ impl Server {
         name: Arc<str>,
         srv: Option<String>,
         target: Arc<Target>,
-        (weight, is_backup): (u32, bool),
+        (weight, is_backup): (Weight, bool),
         health: Health,
         drain: Drain,
     ) -> Self {
@@ -86,8 +93,7 @@ impl Server {
             name,
             srv,
             target,
-            weight: AtomicU32::new(weight),
-            planned_weight: AtomicU32::new(weight),
+            weight,
             is_backup: AtomicBool::new(is_backup),
             open: AtomicU32::new(0),
             total: AtomicU64::new(0),
@@ -130,7 +136,7 @@ impl Server {
     }
 
     pub(super) fn weight(&self) -> u32 {
-        self.weight.load(Ordering::Relaxed)
+        self.weight.value()
     }
 
     pub(super) fn open(&self) -> u32 {
@@ -147,6 +153,14 @@ impl Server {
         self.is_drained.load(Ordering::Relaxed)
     }
 
+    pub(super) fn is_disabled(&self) -> bool {
+        lock(&self.drain).is_disabled()
+    }
+
+    pub(super) fn is_drained_by_order(&self) -> bool {
+        self.is_drained() && !self.is_disabled()
+    }
+
     /// `open` connections more, and `begun` that have begun.
     pub(super) fn enter(&self, open: u32, begun: u64) {
         self.open.fetch_add(open, Ordering::SeqCst);
@@ -161,19 +175,20 @@ impl Server {
         }
     }
 
-    /// A reload or a SRV record has changed what is said of it. Orders stand until then.
-    pub(super) fn change(&self, weight: u16, is_backup: bool) {
-        let weight = weight.into();
-        if self.planned_weight.swap(weight, Ordering::Relaxed) != weight {
-            self.set_weight(weight);
-        }
+    /// What a reload or a SRV record says of it. Orders stand until that changes. Returns its weight before, if it has
+    /// another one now.
+    pub(super) fn change(&self, weight: u16, is_backup: bool) -> Option<u32> {
         self.is_backup.store(is_backup, Ordering::Relaxed);
+        self.weighed(self.weight.plan(weight.into()))
     }
 
-    /// Returns what it was.
-    pub(super) fn set_weight(&self, weight: u32) -> u32 {
-        let before = self.weight.swap(weight, Ordering::Relaxed);
-        if before == 0 && weight > 0 {
+    /// Returns its weight before, if it has another one now.
+    pub(super) fn weigh(&self, weight: u32, by: &str) -> Option<u32> {
+        self.weighed(self.weight.order(weight, By::Order(by.into())))
+    }
+
+    fn weighed(&self, before: Option<u32>) -> Option<u32> {
+        if before == Some(0) {
             lock(&self.health).starts_again(Instant::now());
         }
         before
@@ -218,6 +233,23 @@ impl Server {
             && let Some(emptied) = drain.emptied(Instant::now())
         {
             tracing::info!("backend {backend}: server {} {emptied}", self.name);
+        }
+    }
+
+    /// The process ends, and cuts what it still has.
+    pub(super) fn end(&self, backend: &str) {
+        // From now on, its last connection has not ended by itself.
+        let was_awaited = self.is_awaited.swap(false, Ordering::SeqCst);
+        let count = self.open();
+        if was_awaited && count > 0 {
+            let connections = match count {
+                1 => "1 connection".into(),
+                count => format!("{count} connections"),
+            };
+            tracing::info!(
+                "backend {backend}: server {} is not empty: the process ends and cuts {connections}",
+                self.name
+            );
         }
     }
 
@@ -293,7 +325,7 @@ impl Server {
                 self.shared_name(),
                 self.srv.clone(),
                 Arc::clone(&self.target),
-                (self.weight(), self.is_backup()),
+                (self.weight.clone(), self.is_backup()),
                 lock(&self.health).clone(),
                 drain,
             ));

@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::{Backend, lock, resolver};
 use crate::plan::{ServerAddress, ServerPlan};
-use crate::server_args::WEIGHT_MOST;
+use crate::weight::WEIGHT_MOST;
 
 /// An answer is kept at least so long, however short its time to live: a busy name server is not asked more
 /// often by one proxy than by a person who reloads a page.

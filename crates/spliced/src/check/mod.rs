@@ -4,6 +4,7 @@ mod backends;
 mod engine;
 mod host;
 mod names;
+mod servers;
 mod source;
 
 use std::fmt::Write as _;
@@ -14,9 +15,10 @@ use anyhow::{Error, Result};
 use crate::check::backends::Backends;
 use crate::check::host::Host;
 use crate::check::names::Resolved;
+use crate::check::servers::Idle;
 use crate::cli::CheckArgs;
 use crate::config::{self, Examined};
-use crate::plan::{BackendPlan, Plan, ServerAddress};
+use crate::plan::{BackendPlan, Plan};
 use crate::refusal::WrongUsage;
 use crate::standard_output::print;
 
@@ -104,12 +106,20 @@ impl Found {
     }
 
     fn backend(&mut self, backend: &BackendPlan, resolved: &Resolved) {
-        let _ = writeln!(self.report, "backend {}", backend.name);
+        let idle = Idle::of(backend);
+        let _ = match idle.told() {
+            Some(told) => writeln!(self.report, "backend {}: {told}", backend.name),
+            None => writeln!(self.report, "backend {}", backend.name),
+        };
+        if idle.are_all() {
+            self.warnings.push(format!(
+                "backend {:?} has no server that takes clients: each is disabled or has weight 0; enable one, or give it \
+                 a weight from 1 on",
+                backend.name
+            ));
+        }
         for server in &backend.servers {
-            let name = match &server.address {
-                ServerAddress::Address(address) => address.to_string(),
-                ServerAddress::Srv(name) => format!("srv:{name}"),
-            };
+            let name = server.address.to_string();
             let line = match resolved.of(&server.address) {
                 Ok(addresses) => {
                     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();

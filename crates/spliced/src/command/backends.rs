@@ -3,9 +3,9 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::processes::{Searched, search, wait_for, words};
-use super::servers::{Of, backends_of};
-use super::table::{Table, age, shown};
+use super::processes::{Of, Searched, search, wait_for, words};
+use super::servers::backends_of;
+use super::table::{Table, age, printable, shown};
 use crate::server_args::BackendsArgs;
 use crate::standard_output::print;
 
@@ -37,6 +37,19 @@ pub(crate) fn run(args: &BackendsArgs) -> Result<()> {
     for sentence in silent {
         tracing::warn!("{sentence}");
     }
+    for (of, backend) in told
+        .iter()
+        .flat_map(|(of, backends)| backends.iter().map(move |it| (of, it)))
+    {
+        if let Some(why) = backend["why_none"].as_str() {
+            tracing::warn!(
+                "{}, backend {}: new clients get no server: {}",
+                of.in_words(),
+                shown(&backend["name"]),
+                printable(why)
+            );
+        }
+    }
     print(&match args.json {
         true => format!("{:#}\n", as_json(told)),
         false => as_table(&told),
@@ -47,14 +60,15 @@ fn as_json(told: Vec<(Of, Vec<Value>)>) -> Value {
     let backends = told.into_iter().flat_map(|(of, backends)| {
         backends.into_iter().map(move |mut backend| {
             backend["process"] = of.process().into();
-            backend["socket"] = of.socket().display().to_string().into();
+            backend["process_draining"] = of.drains().into();
+            backend["socket"] = of.path().display().to_string().into();
             backend
         })
     });
     json!({ "backends": backends.collect::<Vec<_>>() })
 }
 
-/// With the process of each server, if there are several.
+/// With the process of each server, if there are several or one drains.
 fn as_table(told: &[(Of, Vec<Value>)]) -> String {
     let heads = [
         ">PROCESS",
@@ -67,7 +81,7 @@ fn as_table(told: &[(Of, Vec<Value>)]) -> String {
         "LAST ERROR",
         "WHY",
     ];
-    let left_out = usize::from(told.len() < 2);
+    let left_out = usize::from(told.len() < 2 && !told.iter().any(|(of, _)| of.drains()));
     let mut table = Table::new(&heads[left_out..]);
     let mut is_empty = true;
     for (of, backends) in told {
@@ -75,7 +89,7 @@ fn as_table(told: &[(Of, Vec<Value>)]) -> String {
             for server in backend["servers"].as_array().into_iter().flatten() {
                 is_empty = false;
                 let cells = [
-                    of.process().to_string(),
+                    of.cell(),
                     shown(&backend["name"]),
                     shown(&server["server"]),
                     shown(&server["state"]),

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use hyper::{Method, StatusCode};
+use serde_json::Value;
 use tokio::time::sleep;
 
 use super::processes::wait_for;
-use super::servers::{Place, find};
+use super::servers::{Found, Place, connections, find};
 use crate::admin::Failure;
 use crate::server_args::{DrainArgs, UndrainArgs, WeighArgs};
 
@@ -22,18 +23,38 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
     // Looking for it takes time, too.
     let began = Instant::now();
     wait_for(async {
-        let places = find(&args.server).await?;
+        let Found { places, draining } = find(&args.server).await?;
+        let mut not_empty = Vec::new();
         for place in &places {
-            place.order(Method::POST, "drain").await?;
+            let told = place.order(Method::POST, "drain").await?;
+            if told["connections"] != 0 {
+                not_empty.push(place);
+            }
         }
-        for place in places.iter().filter(|_| args.wait) {
-            while let Some(left) = left(place).await? {
+        // They take no new clients, but have those of before.
+        for place in &draining {
+            if let Left::Connections(told) = left(place).await? {
+                place.print(&told)?;
+                not_empty.push(place);
+            }
+        }
+        for place in not_empty.into_iter().filter(|_| args.wait) {
+            loop {
+                let told = match left(place).await? {
+                    Left::Connections(told) => told,
+                    Left::Nothing(told) => {
+                        place.print(&told)?;
+                        break;
+                    }
+                    Left::Forgotten => break,
+                };
                 if let Some(timeout) = args.timeout {
                     ensure!(
                         began.elapsed() < timeout,
-                        "server {} still has {left} after {}; it stays drained, so wait again, or end them with \
+                        "server {} still has {} after {}; it stays drained, so wait again, or end them with \
                          'spliced kill'",
                         place.server,
+                        connections(&told["connections"]),
                         humantime::format_duration(timeout)
                     );
                 }
@@ -44,30 +65,46 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
     })
 }
 
-/// The connections of a drained server; `None` if it is empty.
-async fn left(place: &Place) -> Result<Option<String>> {
-    let told = match place.ask(Method::GET, "").await {
+/// What a drained server still has, and all that is told of it.
+enum Left {
+    Connections(Value),
+    Nothing(Value),
+    /// A reload has removed it, or its process has ended, and it had no more.
+    Forgotten,
+}
+
+async fn left(place: &Place) -> Result<Left> {
+    let mut told = place.ask(Method::GET, "").await;
+    if place.drains() && matches!(told, Err(Failure::Told(_))) {
+        // It may just have ended.
+        sleep(LOOK_EVERY).await;
+        told = place.ask(Method::GET, "").await;
+    }
+    let told = match told {
         Ok(told) => told,
-        // A reload has removed it, and it had no more.
-        Err(Failure::Refused(StatusCode::NOT_FOUND, _)) => return Ok(None),
+        Err(Failure::Refused(StatusCode::NOT_FOUND, _)) => return Ok(Left::Forgotten),
+        Err(Failure::Gone) if place.drains() => return Ok(Left::Forgotten),
         Err(failure) => bail!("{}", place.words(&failure)),
     };
-    match told["connections"].as_u64() {
-        Some(0) => Ok(None),
-        _ if told["drained"] == false && told["removed"] == false => bail!(
-            "server {} gets clients again, since somebody has undrained it",
-            place.server
-        ),
-        Some(1) => Ok(Some("1 connection".into())),
-        count => Ok(Some(format!("{} connections", count.unwrap_or_default()))),
-    }
+    ensure!(
+        place.drains()
+            || told["connections"] == 0
+            || told["drained"] != false
+            || told["removed"] != false,
+        "server {} gets clients again, since somebody has undrained it",
+        place.server
+    );
+    Ok(match told["connections"] == 0 {
+        true => Left::Nothing(told),
+        false => Left::Connections(told),
+    })
 }
 
 /// # Errors
 /// If the server is not found.
 pub(crate) fn undrain(args: &UndrainArgs) -> Result<()> {
     wait_for(async {
-        for place in find(&args.server).await? {
+        for place in find(&args.server).await?.places {
             place.order(Method::POST, "undrain").await?;
         }
         Ok(())
@@ -79,7 +116,7 @@ pub(crate) fn undrain(args: &UndrainArgs) -> Result<()> {
 pub(crate) fn weigh(args: &WeighArgs) -> Result<()> {
     let weight = format!("weight?weight={}", args.weight);
     wait_for(async {
-        for place in find(&args.server).await? {
+        for place in find(&args.server).await?.places {
             place.order(Method::PUT, &weight).await?;
         }
         Ok(())

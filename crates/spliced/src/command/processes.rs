@@ -1,5 +1,7 @@
 //! The running processes that a command asks.
 
+use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,12 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use hyper::{Method, StatusCode};
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::admin::{Answer, ControlSocket, Failure, ask, found, inode};
+use crate::backend::those;
 use crate::control_args::WhichArgs;
 use crate::resource_limit::raise_descriptor_limit;
 
@@ -21,6 +25,80 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long other users are waited for, once somebody has answered: one of them could delay everybody's commands.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(1);
+
+/// The process that something is of, such as a session or a server.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Of {
+    process: u64,
+    /// Where it was asked, which no other process has.
+    #[serde(serialize_with = "as_path")]
+    socket: Arc<ControlSocket>,
+    #[serde(rename = "process_draining")]
+    drains: bool,
+}
+
+impl Of {
+    /// Of a process that serves, as far as that matters.
+    pub(super) fn new(process: u64, socket: Arc<ControlSocket>) -> Self {
+        Self {
+            process,
+            socket,
+            drains: false,
+        }
+    }
+
+    pub(super) fn process(&self) -> u64 {
+        self.process
+    }
+
+    pub(super) fn drains(&self) -> bool {
+        self.drains
+    }
+
+    /// Its cell in a table.
+    pub(super) fn cell(&self) -> String {
+        match self.drains {
+            true => format!("draining {}", self.process),
+            false => self.process.to_string(),
+        }
+    }
+
+    /// At the beginning of a line.
+    pub(super) fn in_words(&self) -> String {
+        match self.drains {
+            true => format!("draining process {}", self.process),
+            false => format!("process {}", self.process),
+        }
+    }
+
+    pub(super) fn socket(&self) -> &ControlSocket {
+        &self.socket
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.socket.path
+    }
+}
+
+impl PartialEq for Of {
+    fn eq(&self, other: &Self) -> bool {
+        let is_same = Arc::ptr_eq(&self.socket, &other.socket) || self.path() == other.path();
+        self.process == other.process && is_same
+    }
+}
+
+impl Eq for Of {}
+
+impl Hash for Of {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // There are many sessions of each, and paths would tell little more apart.
+        self.process.hash(state);
+    }
+}
+
+fn as_path<S: Serializer>(socket: &Arc<ControlSocket>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&socket.path.display())
+}
 
 /// A process that answers.
 pub(super) struct Reached {
@@ -35,6 +113,14 @@ pub(super) struct Reached {
 impl Reached {
     pub(super) fn process(&self) -> &Value {
         process_of(&self.told)
+    }
+
+    pub(super) fn of(&self) -> Of {
+        let process = self.process()["pid"].as_u64().unwrap_or_default();
+        Of {
+            drains: self.drains(),
+            ..Of::new(process, Arc::clone(&self.socket))
+        }
     }
 
     /// What no other process has. Its number alone may be another one's in another PID namespace, and a process of another
@@ -65,6 +151,13 @@ impl Reached {
 /// What a process says of itself, in its status or alone.
 pub(super) fn process_of(told: &Value) -> &Value {
     told.get("process").unwrap_or(told)
+}
+
+fn process_of_mut(told: &mut Value) -> &mut Value {
+    match told.get("process").is_some_and(Value::is_object) {
+        true => &mut told["process"],
+        false => told,
+    }
 }
 
 /// Whether `process` runs the file `wanted`, under this name or another one.
@@ -109,11 +202,17 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
     let mut failed = Vec::new();
     for (socket, Answer { process, told }) in sockets.into_iter().zip(answers) {
         match told {
-            Ok(told) if told.is_object() => reached.push(Reached {
-                socket,
-                process,
-                told,
-            }),
+            Ok(mut told) if told.is_object() => {
+                // It can say what it likes, but whose file answers is known.
+                if let Some(owner) = socket.owner() {
+                    process_of_mut(&mut told)["user"] = owner.into();
+                }
+                reached.push(Reached {
+                    socket,
+                    process,
+                    told,
+                });
+            }
             Ok(_) => {
                 let why = format!("{} is no control socket of spliced", socket.path.display());
                 failed.push((socket, process, Failure::Told(why)));
@@ -136,6 +235,7 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
         };
         of.extend(words(&why, given));
     }
+    let running = files(&reached);
     if let Some(wanted) = &which.config {
         reached.retain(|reached| runs(reached.process(), wanted));
     }
@@ -155,13 +255,26 @@ pub(super) async fn search(which: &WhichArgs, path: &'static str) -> Result<Sear
     };
     match (&which.config, &which.control) {
         (Some(wanted), _) => bail!(
-            "no process that this user may ask runs {}{others}; start it with 'spliced run --config', or send it SIGHUP",
+            "no process that this user may ask runs {}{others}; {running}",
             wanted.display()
         ),
         (None, Some(_)) => bail!("{}", silent.join("; ")),
         (None, None) => bail!(
             "no process that this user may ask is running{others}; ask as its user or as root, or with --control PATH"
         ),
+    }
+}
+
+/// Which files these processes run, for somebody who has asked for another one.
+fn files(reached: &[Reached]) -> String {
+    let files = reached
+        .iter()
+        .filter_map(|it| it.process()["configuration"].as_str());
+    let files: BTreeSet<_> = files.map(|it| it.escape_debug().to_string()).collect();
+    match (reached, files.is_empty()) {
+        ([], _) => "none is running; start one with 'spliced run --config'".into(),
+        (_, true) => "those that are running have no configuration".into(),
+        (_, false) => those("running configuration", files.iter().map(String::as_str)),
     }
 }
 
@@ -187,7 +300,8 @@ pub(super) fn words(failure: &Failure, given: Option<&Path>) -> Option<String> {
             "no process has the control socket {path}; correct the path, or see whether it runs"
         )),
         (Failure::Denied, Some(path)) => Some(format!(
-            "this user may not connect to {path}; ask as the user of the process or as root"
+            "this user may not connect to {path}; ask as the user of the process or as root, or let a group ask with \
+             --control-group GROUP, or control_group of [process]"
         )),
         (Failure::Gone | Failure::Denied, None) => None,
     }

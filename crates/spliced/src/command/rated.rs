@@ -6,27 +6,11 @@ use std::collections::HashMap;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::processes::Reached;
+use super::processes::Of;
 use crate::admin::Failure;
 use crate::session_args::SessionOrder;
+use crate::session_filter::SessionField;
 use crate::sessions::{Answer, Row};
-
-/// The process of a session.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-pub(super) struct Of {
-    pub(super) process: u64,
-    /// Where it was asked, which no other process has.
-    pub(super) socket: String,
-}
-
-impl Of {
-    pub(super) fn new(reached: &Reached) -> Self {
-        Self {
-            process: reached.process()["pid"].as_u64().unwrap_or_default(),
-            socket: reached.socket.path.display().to_string(),
-        }
-    }
-}
 
 /// A session with its rates.
 #[derive(Debug, Serialize)]
@@ -40,6 +24,11 @@ pub(super) struct Rated {
 }
 
 impl Rated {
+    /// A cell with what the session has in the field.
+    pub(super) fn cell(&self, field: SessionField) -> String {
+        self.row.text(field).unwrap_or_default().into()
+    }
+
     /// Of both directions.
     pub(super) fn bytes(&self) -> u64 {
         self.row.client_to_target_bytes + self.row.target_to_client_bytes
@@ -98,32 +87,34 @@ pub(super) fn sort(rated: &mut [&Rated], order: SessionOrder) {
         SessionOrder::Rate => rated.sort_by_key(|one| Reverse(one.bytes_per_second())),
         SessionOrder::Bytes => rated.sort_by_key(|one| Reverse(one.bytes())),
         // RFC 3339 in UTC has the order of time.
-        SessionOrder::Age => rated.sort_by(|one, other| by(one, other, |row| &row.accepted_at)),
+        SessionOrder::Age => {
+            rated.sort_by(|one, other| one.row.accepted_at.cmp(&other.row.accepted_at));
+        }
         SessionOrder::Idle => {
             rated.sort_by(|one, other| other.row.idle_ms.total_cmp(&one.row.idle_ms));
         }
-        SessionOrder::Listener => rated.sort_by(|one, other| by(one, other, |row| &row.listener)),
-        SessionOrder::Client => rated.sort_by(|one, other| by(one, other, |row| &row.client)),
-        SessionOrder::Target => rated.sort_by(|one, other| by(one, other, |row| &row.target)),
-        SessionOrder::Engine => {
-            rated.sort_by(|one, other| one.row.engine.cmp(&other.row.engine));
-        }
+        SessionOrder::Listener => sort_by_text(rated, SessionField::Listener),
+        SessionOrder::Client => sort_by_text(rated, SessionField::Client),
+        SessionOrder::Target => sort_by_text(rated, SessionField::Target),
+        SessionOrder::Engine => sort_by_text(rated, SessionField::Engine),
     }
 }
 
-fn by(one: &Rated, other: &Rated, field: impl Fn(&Row) -> &str) -> std::cmp::Ordering {
-    field(&one.row).cmp(field(&other.row))
+fn sort_by_text(rated: &mut [&Rated], field: SessionField) {
+    rated.sort_by(|one, other| one.row.text(field).cmp(&other.row.text(field)));
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::admin::ControlSocket;
 
     pub(in crate::command) fn of(process: u64) -> Of {
-        Of {
-            process,
-            socket: process.to_string(),
-        }
+        let path = PathBuf::from(format!("/run/{process}.sock"));
+        Of::new(process, Arc::new(ControlSocket::named(&path)))
     }
 
     pub(in crate::command) fn row(id: u64, age_ms: f64, there: u64, back: u64) -> (Of, Row) {

@@ -6,6 +6,7 @@ use hyper::Method;
 use super::processes::{PATIENCE, search, wait_for, words};
 use crate::admin::{RELOAD_WITHIN, ask};
 use crate::cli::ReloadArgs;
+use crate::standard_output::print;
 
 /// Has the processes that were asked for read their configuration again.
 ///
@@ -50,12 +51,18 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<()> {
         for reached in all {
             let within = RELOAD_WITHIN + PATIENCE;
             let asked = ask(&reached.socket, Method::POST, "/v1/reload", within);
-            if let Err(failure) = asked.await.told {
-                let why = words(&failure, Some(&reached.socket.path)).unwrap_or_default();
-                failed.push(match count {
-                    1 => why,
-                    _ => format!("process {}: {why}", reached.process()["pid"]),
-                });
+            let process = &reached.process()["pid"];
+            match asked.await.told {
+                Ok(_) => print(&format!(
+                    "process {process} has reloaded its configuration\n"
+                ))?,
+                Err(failure) => {
+                    let why = words(&failure, Some(&reached.socket.path)).unwrap_or_default();
+                    failed.push(match count {
+                        1 => why,
+                        _ => format!("process {process}: {why}"),
+                    });
+                }
             }
         }
         ensure!(failed.is_empty(), "{}", failed.join("; "));

@@ -1,25 +1,20 @@
 //! The server that an order is about, and the process that has it.
 
-use std::path::Path;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use hyper::Method;
 use serde_json::Value;
 
-use super::processes::{PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
-use crate::admin::{ControlSocket, Failure, ask, path_of_server};
+use super::processes::{Of, PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
+use super::table::printable;
+use crate::admin::{Failure, ask, path_of_server};
 use crate::server_args::ServerArgs;
+use crate::standard_output::print;
 
 /// So many servers are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
-
-/// A process, for those who have asked it.
-#[derive(Clone, Debug)]
-pub(super) struct Of {
-    process: u64,
-    socket: Arc<ControlSocket>,
-}
 
 /// A server of one backend of one process.
 pub(super) struct Place {
@@ -28,40 +23,83 @@ pub(super) struct Place {
     pub(super) server: String,
 }
 
-impl Of {
-    pub(super) fn new(process: u64, socket: Arc<ControlSocket>) -> Self {
-        Self { process, socket }
-    }
-
-    pub(super) fn process(&self) -> u64 {
-        self.process
-    }
-
-    pub(super) fn socket(&self) -> &Path {
-        &self.socket.path
-    }
-}
-
 impl Place {
+    /// Whether its process takes no new clients.
+    pub(super) fn drains(&self) -> bool {
+        self.of.drains()
+    }
+
     /// Asks the process to do that with the server: to tell about it, if `what` is empty.
     pub(super) async fn ask(&self, method: Method, what: &str) -> Result<Value, Failure> {
         let path = path_of_server(&self.backend, &self.server, what);
-        ask(&self.of.socket, method, &path, PATIENCE).await.told
+        ask(self.of.socket(), method, &path, PATIENCE).await.told
     }
 
-    /// Asks the process to change the server.
+    /// Asks the process to change the server, and says what has come of it. Returns what it has told.
     ///
     /// # Errors
     /// If it does not.
-    pub(super) async fn order(&self, method: Method, what: &str) -> Result<()> {
-        match self.ask(method, what).await {
-            Ok(_) => Ok(()),
+    pub(super) async fn order(&self, method: Method, what: &str) -> Result<Value> {
+        let told = match self.ask(method, what).await {
+            Ok(told) => told,
             Err(failure) => bail!("{}", self.words(&failure)),
+        };
+        if self.of.drains() {
+            tracing::warn!(
+                "process {} drains and takes no new clients; no process is reached that serves in its place",
+                self.of.process()
+            );
         }
+        if let Some(why) = told["backend_why_none"].as_str() {
+            tracing::warn!(
+                "process {}, backend {}: new clients get no server: {why}",
+                self.of.process(),
+                self.backend
+            );
+        }
+        self.print(&told)?;
+        Ok(told)
+    }
+
+    /// Says what the server is in, as `told`.
+    ///
+    /// # Errors
+    /// If it cannot be printed.
+    pub(super) fn print(&self, told: &Value) -> Result<()> {
+        let Self {
+            of,
+            backend,
+            server,
+        } = self;
+        print(&format!(
+            "{}, backend {backend}, server {server}: {}\n",
+            of.in_words(),
+            in_words(told)
+        ))
     }
 
     pub(super) fn words(&self, failure: &Failure) -> String {
-        words(failure, Some(self.of.socket())).unwrap_or_default()
+        words(failure, Some(self.of.path())).unwrap_or_default()
+    }
+}
+
+/// State, connections and weight of a server.
+fn in_words(told: &Value) -> String {
+    let state = told["state"].as_str().unwrap_or_default();
+    let weight = format!("weight {}", told["weight"]);
+    let mut parts = vec![state.to_owned(), connections(&told["connections"])];
+    // There is a state of this name.
+    if weight != state {
+        parts.push(weight);
+    }
+    parts.join(", ")
+}
+
+/// So many, in words.
+pub(super) fn connections(count: &Value) -> String {
+    match count.as_u64() {
+        Some(1) => "1 connection".into(),
+        count => format!("{} connections", count.unwrap_or_default()),
     }
 }
 
@@ -70,7 +108,6 @@ pub(super) async fn backends_of(reached: Vec<Reached>) -> Vec<(Of, Result<Vec<Va
     let sockets: Vec<_> = reached.iter().map(|it| Arc::clone(&it.socket)).collect();
     let answers = ask_all(&sockets, "/v1/backends").await;
     let each = reached.into_iter().zip(answers).map(|(reached, answer)| {
-        let process = reached.process()["pid"].as_u64().unwrap_or_default();
         let told = answer.told;
         let list = told.and_then(|mut told| match told.get_mut("backends").map(Value::take) {
             Some(Value::Array(list)) => Ok(list),
@@ -78,38 +115,49 @@ pub(super) async fn backends_of(reached: Vec<Reached>) -> Vec<(Of, Result<Vec<Va
                 "it answers in another way than this version of spliced expects; use the version that runs".into(),
             )),
         });
-        (Of::new(process, reached.socket), list)
+        (reached.of(), list)
     });
     each.collect()
 }
 
-/// Where the server is that `args` name: in one process, or in those that run one configuration.
+/// Where the server is that somebody has named.
+pub(super) struct Found {
+    /// In one process, or in those that run one configuration.
+    pub(super) places: Vec<Place>,
+    /// In processes that had the same file before these, and drain.
+    pub(super) draining: Vec<Place>,
+}
+
+/// Where the server is that `args` name.
 ///
 /// # Errors
 /// If no process has it, it is not clear which one is meant, or that is not known.
-pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
+pub(super) async fn find(args: &ServerArgs) -> Result<Found> {
     let (server, which) = (&args.server, &args.which);
     let Searched {
-        mut reached,
+        reached,
         silent: mut not_known,
     } = search(which, "/v1/process").await?;
+    let files: HashMap<Of, Value> = reached
+        .iter()
+        .map(|reached| (reached.of(), reached.file().clone()))
+        .collect();
     // One that is ending leaves the orders to those that serve.
-    if reached.iter().any(|reached| !reached.drains()) {
-        reached.retain(|reached| !reached.drains());
-    }
-    let (mut places, mut others) = (Vec::new(), Vec::new());
+    let some_serve = reached.iter().any(|reached| !reached.drains());
+    let (mut places, mut draining, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (of, answer) in backends_of(reached).await {
         let backends = match answer {
             Ok(backends) => backends,
             // A process that has ended has no servers.
             Err(failure) => {
-                match (words(&failure, None), of.socket.is_anothers()) {
+                match (words(&failure, None), of.socket().is_anothers()) {
                     (Some(why), true) => leave_out(&why),
                     (why, _) => not_known.extend(why),
                 }
                 continue;
             }
         };
+        let is_left_alone = some_serve && of.drains();
         let mut having = Vec::new();
         for backend in &backends {
             let name = backend["name"].as_str().unwrap_or_default();
@@ -119,10 +167,21 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
             let servers = backend["servers"].as_array().into_iter().flatten();
             let names = servers.filter_map(|server| server["server"].as_str());
             let (same, different): (Vec<_>, Vec<_>) = names.partition(|name| name == server);
-            others.extend(different.into_iter().map(str::to_owned));
+            if !is_left_alone {
+                others.extend(different.into_iter().map(str::to_owned));
+            }
             if !same.is_empty() {
                 having.push(name);
             }
+        }
+        let place = |backend: &str| Place {
+            of: of.clone(),
+            backend: backend.into(),
+            server: server.clone(),
+        };
+        if is_left_alone {
+            draining.extend(having.into_iter().map(place));
+            continue;
         }
         if having.len() > 1 {
             bail!(
@@ -130,12 +189,12 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
                 having.join(", ")
             );
         }
-        places.extend(having.into_iter().map(|backend| Place {
-            of: of.clone(),
-            backend: backend.into(),
-            server: server.clone(),
-        }));
+        places.extend(having.into_iter().map(place));
     }
+    let is_before = |one: &Place, other: &Place| {
+        one.backend == other.backend && files.get(&one.of) == files.get(&other.of)
+    };
+    draining.retain(|one| places.iter().any(|place| is_before(one, place)));
     if !not_known.is_empty() {
         bail!(
             "{}; it may have a server {server}, so choose with --config or --control",
@@ -147,20 +206,20 @@ pub(super) async fn find(args: &ServerArgs) -> Result<Vec<Place>> {
         [_, _, ..] if which.config.is_none() => {
             let named = places.iter().map(|place| {
                 let of = &place.of;
-                format!("process {} ({})", of.process, of.socket().display())
+                format!("process {} ({})", of.process(), of.path().display())
             });
             bail!(
                 "{} have a server {server} each; choose with --config or --control",
                 named.collect::<Vec<_>>().join(", ")
             )
         }
-        _ => Ok(places),
+        _ => Ok(Found { places, draining }),
     }
 }
 
 fn no_server(args: &ServerArgs, mut others: Vec<String>) -> String {
     let of_backend = match &args.backend {
-        Some(backend) => format!(" of a backend {backend}"),
+        Some(backend) => format!(" of a backend {}", printable(backend)),
         None => String::new(),
     };
     others.sort();
@@ -173,11 +232,11 @@ fn no_server(args: &ServerArgs, mut others: Vec<String>) -> String {
     match others.is_empty() {
         true => format!(
             "there is no server {}{of_backend}, nor another one there; see 'spliced backends'",
-            args.server
+            printable(&args.server)
         ),
         false => format!(
             "there is no server {}{of_backend}; there are {}{more}",
-            args.server,
+            printable(&args.server),
             others.join(", ")
         ),
     }

@@ -7,10 +7,11 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::processes::{Reached, Searched, ask_all, search, wait_for, words};
-use super::rated::{Of, Rated, rated, rows, sort};
+use super::processes::{Of, Reached, Searched, ask_all, search, wait_for, words};
+use super::rated::{Rated, rated, rows, sort};
 use super::table::{Table, bytes, time};
 use crate::session_args::{SessionOrder, SessionsArgs};
+use crate::session_filter::SessionField;
 use crate::sessions::Row;
 use crate::standard_output::print;
 
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &SessionsArgs) -> Result<()> {
     sort(&mut rated, args.sort.unwrap_or(SessionOrder::Age));
     print(&match args.json {
         true => format!("{:#}\n", json!({ "sessions": rated })),
-        false => as_table(&rated, after.asked.len() > 1),
+        false => as_table(&rated, after.asked.len() > 1 || has_draining(&rated)),
     })
 }
 
@@ -68,7 +69,7 @@ async fn look(processes: Vec<Reached>) -> Result<Look> {
         let answer = answer.told.and_then(rows);
         match answer {
             Ok(rows) => {
-                let of = Of::new(&process);
+                let of = process.of();
                 look.told
                     .extend(rows.into_iter().map(|row| (of.clone(), row)));
                 look.asked.push(process);
@@ -92,8 +93,13 @@ async fn look(processes: Vec<Reached>) -> Result<Look> {
     Ok(look)
 }
 
-/// With the process of each session, if there are several.
-fn as_table(rated: &[&Rated], has_several: bool) -> String {
+/// Whether a process is to be named, since it takes no new clients.
+fn has_draining(rated: &[&Rated]) -> bool {
+    rated.iter().any(|one| one.of.drains())
+}
+
+/// With the process of each session, if that is asked for.
+fn as_table(rated: &[&Rated], has_process: bool) -> String {
     if rated.is_empty() {
         return "no sessions\n".into();
     }
@@ -114,19 +120,19 @@ fn as_table(rated: &[&Rated], has_several: bool) -> String {
         ">RATE",
         "WHY THIS ENGINE",
     ];
-    let left_out = usize::from(!has_several);
+    let left_out = usize::from(!has_process);
     let mut table = Table::new(&heads[left_out..]);
     for one in rated {
         let row = &one.row;
         let cells = [
-            one.of.process.to_string(),
+            one.of.cell(),
             row.id.to_string(),
-            row.listener.clone(),
-            row.client.clone(),
-            row.backend.clone().unwrap_or_default(),
-            row.target.clone(),
-            row.phase.word().into(),
-            row.engine.clone().unwrap_or_default(),
+            one.cell(SessionField::Listener),
+            one.cell(SessionField::Client),
+            one.cell(SessionField::Backend),
+            one.cell(SessionField::Target),
+            one.cell(SessionField::Phase),
+            one.cell(SessionField::Engine),
             time(row.age_ms),
             time(row.idle_ms),
             bytes(row.client_to_target_bytes),

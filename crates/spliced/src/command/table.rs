@@ -11,6 +11,9 @@ const GAP: &str = "  ";
 /// The most characters of a cell, except in the last column: what people name a backend or a server may be longer.
 const CELL_MOST: usize = 100;
 
+/// In the place of what a cell has no room for.
+const CUT: char = '…';
+
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
     /// Numbers, which end at the same column.
@@ -34,7 +37,7 @@ impl Table {
         let cells = cells.map(|(column, cell)| match cell.is_empty() {
             true => "-".into(),
             false if column == last => printable(&cell),
-            false => shortened(printable(&cell)),
+            false => shortened(printable(&cell), CELL_MOST, CUT),
         });
         self.rows.push(cells.collect());
     }
@@ -63,16 +66,16 @@ impl Table {
     }
 }
 
-/// Leaves out the middle of what is too long: names often begin alike, or end alike.
-fn shortened(cell: String) -> String {
+/// With a mark in the place of the middle, if there are more characters than `most`: names often begin alike, or end alike.
+pub(super) fn shortened(cell: String, most: usize, mark: char) -> String {
     let count = cell.chars().count();
-    if count <= CELL_MOST {
+    if count <= most || most == 0 {
         return cell;
     }
-    let begin = CELL_MOST * 3 / 5;
+    let begin = most * 3 / 5;
     let head: String = cell.chars().take(begin).collect();
-    let tail = cell.chars().skip(count - (CELL_MOST - begin - 1));
-    format!("{head}…{}", tail.collect::<String>())
+    let tail = cell.chars().skip(count - (most - begin - 1));
+    format!("{head}{mark}{}", tail.collect::<String>())
 }
 
 /// A field of an answer.

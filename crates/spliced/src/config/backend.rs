@@ -13,7 +13,7 @@ use crate::plan::{
     BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, ProxyVersion, QueuePlan,
     ServerAddress, ServerPlan, Source, lacks_source,
 };
-use crate::server_args::WEIGHT_MOST;
+use crate::weight::WEIGHT_MOST;
 
 /// The most connections that wait for a server, unless the configuration says otherwise.
 const QUEUE: u32 = 1024;

@@ -40,7 +40,7 @@ use self::listeners::Listeners;
 pub(crate) use self::plan::DatagramPlan;
 use self::worker::{Shared, Worker};
 use crate::access_log::AccessLog;
-use crate::admin::{AdminSocket, Single};
+use crate::admin::{AdminSocket, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::rate_limited_warning::RateLimitedWarning;
@@ -64,6 +64,7 @@ enum Event {
 /// # Errors
 /// If the relay cannot start, or a thread fails.
 pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostics) -> Result<bool> {
+    check_groups(&plan.control)?;
     let (sender, events) = mpsc::channel();
     let progress = signals.watch(diagnostics.clone(), false, {
         let sender = sender.clone();

@@ -24,7 +24,8 @@ enum State {
     },
     Drained {
         since: SystemTime,
-        at: Instant,
+        /// When an order came; `None` if the process is ending.
+        ordered: Option<Instant>,
         /// Since when it has no connection, if it had some.
         empty: Option<SystemTime>,
     },
@@ -40,21 +41,33 @@ impl Drain {
         *self.lock() = State::listening();
     }
 
-    /// It takes no more.
-    pub(super) fn begin(&self) {
+    /// It takes no more, by an order.
+    fn begin(&self) {
         *self.lock() = State::Drained {
             since: SystemTime::now(),
-            at: Instant::now(),
+            ordered: Some(Instant::now()),
             empty: None,
         };
     }
 
-    /// Its last connection has ended. Returns how long that has taken, once after each drain.
+    /// It takes no more, since the process is ending.
+    pub(super) fn begin_to_end(&self) {
+        let mut state = self.lock();
+        if let State::Listening { .. } = *state {
+            *state = State::Drained {
+                since: SystemTime::now(),
+                ordered: None,
+                empty: None,
+            };
+        }
+    }
+
+    /// Its last connection has ended. Returns how long that has taken since the order, once after each.
     fn emptied(&self) -> Option<Duration> {
         match &mut *self.lock() {
-            State::Drained { at, empty, .. } if empty.is_none() => {
+            State::Drained { ordered, empty, .. } if empty.is_none() => {
                 *empty = Some(SystemTime::now());
-                Some(at.elapsed())
+                ordered.map(|at| at.elapsed())
             }
             _ => None,
         }
@@ -193,6 +206,8 @@ fn named<'a>(
     let mut found = listeners.values_mut().filter(|it| name_of(it) == name);
     found.next().ok_or_else(|| {
         let those = those("listener", names.iter().map(String::as_str));
+        // The log has it, too.
+        let name = name.escape_debug();
         NoListener(format!("there is no listener {name}; {those}")).into()
     })
 }

@@ -470,7 +470,7 @@ impl Deployment {
             listening.wakers.iter().for_each(Waker::close);
             listening.forwarding.iter().for_each(|one| one.close());
             if listening.sockets.is_some() {
-                listening.drain.begin();
+                listening.drain.begin_to_end();
             }
         }
         // A loop reads its messages in order, so these come after the listeners have closed.

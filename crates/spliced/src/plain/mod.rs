@@ -32,7 +32,7 @@ use self::place::Place;
 pub(crate) use self::plan::PlainPlan;
 use self::socket::Buffer;
 use crate::access_log::AccessLog;
-use crate::admin::{AdminSocket, Facts, Single};
+use crate::admin::{AdminSocket, Facts, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::rate_limited_warning::RateLimitedWarning;
@@ -88,6 +88,7 @@ fn watch(epoll: &OwnedFd, number: usize, socket: &OwnedFd) -> Result<(), Errno> 
 /// # Errors
 /// If the relay cannot start, or cannot wait for events.
 pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) -> Result<bool> {
+    check_groups(&plan.control)?;
     let access_log = match &plan.access_log {
         Some(path) => Some(AccessLog::open(path)?),
         None => None,

@@ -1,27 +1,33 @@
 //! Which sessions somebody wants to see.
 
 use super::Row;
-use crate::session_args::{SessionField, SessionFilter};
+use crate::session_filter::{SessionField, SessionFilter};
+
+impl Row {
+    /// What the session has in the field.
+    pub(crate) fn text(&self, field: SessionField) -> Option<&str> {
+        match field {
+            SessionField::Listener => Some(&self.listener),
+            SessionField::Client => Some(&self.client),
+            SessionField::ServerName => self.server_name.as_deref(),
+            SessionField::Backend => self.backend.as_deref(),
+            SessionField::Server => self.server.as_deref(),
+            SessionField::Target => Some(&self.target),
+            SessionField::Phase => Some(self.phase.word()),
+            SessionField::Engine => self.engine.as_deref(),
+        }
+    }
+}
 
 impl SessionFilter {
     /// Whether a session has the value.
     pub(crate) fn takes(&self, row: &Row) -> bool {
-        let phase = row.phase.word();
-        let field = match self.field {
-            SessionField::Listener => Some(&*row.listener),
-            SessionField::Client => Some(&*row.client),
-            SessionField::ServerName => row.server_name.as_deref(),
-            SessionField::Backend => row.backend.as_deref(),
-            SessionField::Server => row.server.as_deref(),
-            SessionField::Target => Some(&*row.target),
-            SessionField::Phase => Some(phase),
-            SessionField::Engine => row.engine.as_deref(),
-        };
         let is_address = matches!(
             self.field,
             SessionField::Client | SessionField::Server | SessionField::Target
         );
-        field.is_some_and(|field| field == self.value || is_address && host(field) == self.value)
+        row.text(self.field)
+            .is_some_and(|text| text == self.value || is_address && host(text) == self.value)
     }
 }
 

@@ -10,6 +10,7 @@
 //!
 //! A relay whose threads keep their sessions to themselves, as that of datagrams does, is asked by a [`Survey`].
 
+mod about;
 mod filter;
 mod row;
 mod session;
@@ -23,10 +24,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use splice::Waker;
 
+pub(crate) use self::about::About;
 pub(crate) use self::row::{Answer, End, Own, Row, Units};
 pub(crate) use self::session::{Phase, Session};
 pub(crate) use self::survey::{Asked, Inbox, Survey};
-use crate::session_args::SessionFilter;
+use crate::session_filter::SessionFilter;
 
 /// Why a session has ended that somebody has asked to end.
 pub(crate) const KILLED: &str = "ended by an operator";
@@ -36,17 +38,6 @@ const SHARDS: usize = 16;
 
 /// So many sessions are copied under one lock: microseconds.
 const CHUNK: usize = 256;
-
-/// What somebody wants to know, or to have done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum About {
-    /// The sessions that all of these take.
-    All(Vec<SessionFilter>),
-    /// The session with this id.
-    One(u64),
-    /// The end of the session with this id.
-    Kill(u64),
-}
 
 /// The sessions of a process.
 #[derive(Default)]
@@ -95,7 +86,8 @@ impl Sessions {
         match about {
             About::All(filters) => self.told(filters),
             About::One(id) => self.told_of(*id),
-            About::Kill(id) => Ok(self.kill(*id).map(|()| ending())?),
+            About::Kill(id) => Ok(self.kill(*id).map(|()| ending(true))?),
+            About::KillAll(filters) => Ok(ending(self.kill_all(filters))),
         }
     }
 
@@ -154,14 +146,24 @@ impl Sessions {
         Ok(())
     }
 
+    /// Ends those that all `filters` take. Returns how many there were.
+    fn kill_all(&self, filters: &[SessionFilter]) -> u64 {
+        let mut count = 0;
+        self.each_row(filters, |row| {
+            // It may have ended meanwhile.
+            count += u64::from(self.kill(row.id).is_ok());
+        });
+        count
+    }
+
     fn shard(&self, id: u64) -> MutexGuard<'_, BTreeMap<u64, Entered>> {
         lock(&self.shards[id as usize % SHARDS])
     }
 }
 
-/// The answer to whoever ends a session.
-fn ending() -> Value {
-    json!({ "ending": true })
+/// The answer to whoever ends a session, or so many.
+fn ending(what: impl Into<Value>) -> Value {
+    json!({ "ending": what.into() })
 }
 
 /// No session is alive that has this id.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use splice::Stream;
 
 use super::{Phase, Session, Sessions};
-use crate::session_args::SessionFilter;
+use crate::session_filter::SessionFilter;
 
 /// The answer to `spliced sessions`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -101,14 +101,20 @@ impl Sessions {
     /// # Errors
     /// None that is known: a row is plain data.
     pub(super) fn told(&self, filters: &[SessionFilter]) -> Result<Value> {
-        let clocks = Clocks::now();
         let mut sessions = Vec::new();
-        self.visit(|some| {
-            let rows = some.iter().map(|session| Row::of(session, clocks));
-            sessions.extend(rows.filter(|row| filters.iter().all(|filter| filter.takes(row))));
-        });
+        self.each_row(filters, |row| sessions.push(row));
         sessions.sort_unstable_by_key(|row| row.id);
         Ok(serde_json::to_value(Answer { sessions })?)
+    }
+
+    /// Calls `each` with what is known now of each session that all `filters` take. No lock is held then.
+    pub(super) fn each_row(&self, filters: &[SessionFilter], mut each: impl FnMut(Row)) {
+        let clocks = Clocks::now();
+        self.visit(|some| {
+            let rows = some.iter().map(|session| Row::of(session, clocks));
+            rows.filter(|row| filters.iter().all(|filter| filter.takes(row)))
+                .for_each(&mut each);
+        });
     }
 
     /// What is known now of the session with this id.

@@ -4,7 +4,7 @@
 //! part. Whoever drops the last one sends the answer. So a thread that has ended keeps nobody waiting.
 
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Error, Result};
@@ -22,7 +22,8 @@ const TOLD_AT_ONCE: usize = 256;
 pub(crate) struct Survey {
     about: About,
     rows: Mutex<Vec<Row>>,
-    is_killed: AtomicBool,
+    /// So many are to end.
+    ending: AtomicU64,
     /// `None` once it has answered.
     answer: Option<oneshot::Sender<Result<Value>>>,
 }
@@ -43,7 +44,7 @@ impl Survey {
         Arc::new(Self {
             about,
             rows: Mutex::default(),
-            is_killed: AtomicBool::new(false),
+            ending: AtomicU64::new(0),
             answer: Some(answer),
         })
     }
@@ -63,11 +64,17 @@ impl Survey {
                         told.push(row);
                     }
                 }
+                About::KillAll(filters) => {
+                    let row = Row::of_own(own, clocks);
+                    if filters.iter().all(|filter| filter.takes(&row)) {
+                        ending.push(number);
+                    }
+                }
                 About::One(_) | About::Kill(_) => {}
             }
         }
-        self.is_killed
-            .fetch_or(!ending.is_empty(), Ordering::Relaxed);
+        self.ending
+            .fetch_add(ending.len() as u64, Ordering::Relaxed);
         lock(&self.rows).extend(told);
         ending
     }
@@ -83,10 +90,11 @@ impl Survey {
                 Some(row) => Ok(serde_json::to_value(row)?),
                 None => Err(NoSession(id).into()),
             },
-            About::Kill(id) => match self.is_killed.load(Ordering::Relaxed) {
-                true => Ok(ending()),
-                false => Err(Error::new(NoSession(id))),
+            About::Kill(id) => match self.ending.load(Ordering::Relaxed) {
+                0 => Err(Error::new(NoSession(id))),
+                _ => Ok(ending(true)),
             },
+            About::KillAll(_) => Ok(ending(self.ending.load(Ordering::Relaxed))),
         }
     }
 }
@@ -161,6 +169,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::session_filter::SessionFilter;
     use crate::sessions::{End, Phase, Units};
 
     fn own(id: u64) -> Own {
@@ -261,6 +270,24 @@ mod tests {
                 (Err(error), false) => assert_eq!(error.downcast_ref(), Some(&NoSession(7))),
                 (other, _) => panic!("{about:?}: {other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn those_of_all_threads_that_a_filter_takes_are_ended() {
+        let takes = |value| vec![SessionFilter::new("client", value).expect("a filter")];
+        for (value, ids) in [("127.0.0.1", vec![8, 9, 10]), ("127.0.0.2", vec![])] {
+            let (survey, mut answer) = asked(About::KillAll(takes(value)));
+            let inboxes = [(); 2].map(|()| Inbox::default());
+            inboxes.iter().for_each(|inbox| inbox.put(&survey));
+            drop(survey);
+            let ended = [
+                self::answer(&inboxes[0], &[8, 9]),
+                self::answer(&inboxes[1], &[10]),
+            ];
+            assert_eq!(ended.concat(), ids);
+            let told = answer.try_recv().expect("an answer").expect("a count");
+            assert_eq!(told["ending"], ids.len());
         }
     }
 

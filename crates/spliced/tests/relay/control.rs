@@ -1,8 +1,10 @@
-//! The control socket in the deployments that README.md recommends, and beside clients that mean no good.
+//! The control socket: what it answers to whom.
 
 mod added;
 mod clients;
+mod deployments;
 mod drained;
+mod hostile;
 mod kept;
 mod listeners;
 mod log;
@@ -12,43 +14,21 @@ mod sessions;
 mod status;
 
 use std::fs::{self, Permissions};
-use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
+use std::process::Stdio;
 
 use netlab::{Need, Process, Scratch, available};
 use serde_json::{Value, json};
 
 use crate::doctor::{NOBODY, for_anybody};
-use crate::patience::{until, until_found};
-use crate::relay::{BINARY, Relay, command, output};
+use crate::patience::until;
+use crate::relay::{Relay, command, output};
 use crate::usage::failure;
-
-/// What the unit in README.md gives.
-const CAPABILITIES: &str = "-all,+bpf,+net_admin,+perfmon,+net_bind_service";
 
 const CONFIGURATION: &str = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
                              [backend.b]\nservers = \"127.0.0.1:9\"\n";
-
-/// All processes that this user may ask.
-fn all() -> Vec<Value> {
-    let output = output(&mut command(&["status", "--json"]));
-    match output.status.success() {
-        true => serde_json::from_slice(&output.stdout).expect("JSON"),
-        false => Vec::new(),
-    }
-}
-
-/// What `spliced status` finds without being told where.
-fn found(relay: &Relay) -> Value {
-    until_found("it is found", || {
-        let of_relay = |status: &Value| status["process"]["pid"] == relay.id();
-        all().into_iter().find(of_relay)
-    })
-}
 
 /// The answer to `arguments` of curl, with its status.
 fn curl(socket: &Path, arguments: &[&str]) -> (String, Value) {
@@ -82,173 +62,6 @@ fn relay_to_nobody() -> (Scratch, PathBuf, Relay) {
     let relay = Relay::to("127.0.0.1:9", &["--control", path]);
     answers(&socket);
     (scratch, socket, relay)
-}
-
-/// Gives the user of an image `run/spliced`.
-fn make_run_directory(image: &Path) {
-    let directory = image.join("run/spliced");
-    fs::create_dir_all(&directory).expect("made");
-    chown(&directory, Some(65532), Some(65532)).expect("given away");
-}
-
-#[test]
-fn a_service_user_with_the_capabilities_of_the_unit_is_asked_and_reloaded() {
-    if !available(Need::Root) {
-        return;
-    }
-    let scratch = Scratch::new("control").expect("a directory");
-    let spliced = for_anybody(&scratch);
-    let directory = scratch.path().join("run");
-    fs::create_dir(&directory).expect("made");
-    let nobody: u32 = NOBODY.parse().expect("a number");
-    chown(&directory, Some(nobody), Some(nobody)).expect("given away");
-    let configuration = scratch.write("c.toml", CONFIGURATION).expect("written");
-    let as_nobody = |arguments: &[&str]| {
-        let mut command = Process::command("setpriv");
-        command
-            .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
-            .arg(format!("--inh-caps={CAPABILITIES}"))
-            .arg(format!("--ambient-caps={CAPABILITIES}"))
-            .arg(format!("--bounding-set={CAPABILITIES}"))
-            .arg("--")
-            .arg(&spliced)
-            .args(arguments)
-            .env("RUNTIME_DIRECTORY", &directory)
-            .env_remove("SPLICED_LOG");
-        command
-    };
-    let path = configuration.to_str().expect("UTF-8");
-    let relay = Relay::spawn(&mut as_nobody(&["run", "--config", path]));
-    let status = found(&relay);
-    assert_eq!(status["process"]["user"], nobody);
-    assert_eq!(status["listeners"][0]["name"], "l");
-    let socket = directory.join(format!("{}.sock", relay.id()));
-    assert_eq!(fs::metadata(&socket).expect("a file").mode() & 0o777, 0o600);
-    // As root and as its user, by the file and by the socket.
-    let socket = socket.to_str().expect("UTF-8");
-    for arguments in [["--config", path], ["--control", socket]] {
-        for verb in ["status", "reload"] {
-            let arguments = [verb, arguments[0], arguments[1]];
-            for mut command in [command(&arguments), as_nobody(&arguments)] {
-                let output = output(&mut command);
-                let told = String::from_utf8_lossy(&output.stderr);
-                assert!(output.status.success(), "{command:?}: {told}");
-            }
-        }
-    }
-    let logged = relay.wait_logged("POST /v1/reload was asked for by user 65534 (process ");
-    assert!(logged.contains("INFO"), "{logged}");
-    relay.wait_logged("POST /v1/reload was asked for by user 0 (process ");
-    // Others may not even connect.
-    let mut stranger = Process::command("setpriv");
-    stranger
-        .args([
-            "--reuid",
-            "65533",
-            "--regid",
-            "65533",
-            "--clear-groups",
-            "--",
-        ])
-        .arg(&spliced)
-        .args(["status", "--control", socket])
-        .env_remove("SPLICED_LOG");
-    let told = failure(&mut stranger, 1);
-    assert!(told.contains("may not connect to /"), "{told}");
-}
-
-/// A directory with the program and its libraries, and nothing else.
-fn image(scratch: &Scratch) -> PathBuf {
-    let root = scratch.path().join("image");
-    let copy = |file: &str, to: &Path| {
-        fs::create_dir_all(to.parent().expect("a directory")).expect("made");
-        let copied = Process::command("install")
-            .args(["-m", "755", file])
-            .arg(to)
-            .status();
-        assert!(copied.expect("install of coreutils").success());
-    };
-    copy(BINARY, &root.join("spliced"));
-    let libraries = output(Process::command("ldd").arg(BINARY));
-    let libraries = String::from_utf8(libraries.stdout).expect("text");
-    for word in libraries
-        .split_whitespace()
-        .filter(|word| word.starts_with('/'))
-    {
-        copy(word, &root.join(&word[1..]));
-    }
-    fs::write(root.join("c.toml"), CONFIGURATION).expect("written");
-    for path in [scratch.path(), &root] {
-        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("set");
-    }
-    root
-}
-
-fn in_image(root: &Path, arguments: &[&str]) -> Command {
-    let mut command = Process::command("chroot");
-    command
-        .args(["--userspec=65532:65532", "--groups="])
-        .arg(root)
-        .arg("/spliced")
-        .args(arguments)
-        .env_remove("SPLICED_LOG")
-        .env_remove("RUNTIME_DIRECTORY")
-        .env_remove("XDG_RUNTIME_DIR");
-    command
-}
-
-#[test]
-fn an_image_with_another_root_as_user_65532_is_asked_and_reloaded() {
-    if !available(Need::Root) {
-        return;
-    }
-    let scratch = Scratch::new("control").expect("a directory");
-    let root = image(&scratch);
-    make_run_directory(&root);
-    let arguments = ["run", "--config", "/c.toml"];
-    let relay = Relay::spawn(&mut in_image(&root, &arguments));
-    let status = found(&relay);
-    assert_eq!(status["process"]["user"], 65532);
-    assert_eq!(status["process"]["configuration"], "/c.toml");
-    let socket = status["socket"].as_str().expect("a path");
-    let reload = output(&mut command(&["reload", "--control", socket]));
-    assert!(reload.status.success(), "{reload:?}");
-    relay.wait_logged("the configuration was reloaded");
-    // From within.
-    let reload = output(&mut in_image(&root, &["reload", "--config", "/c.toml"]));
-    assert!(reload.status.success(), "{reload:?}");
-    // With its own path.
-    let given = [
-        "relay",
-        "127.0.0.1:0",
-        "127.0.0.1:9",
-        "--control",
-        "/run/spliced/x",
-    ];
-    let relay = Relay::spawn(&mut in_image(&root, &given));
-    let socket = found(&relay)["socket"].take();
-    let socket = socket.as_str().expect("a path");
-    assert!(socket.ends_with("/run/spliced/x"), "{socket}");
-}
-
-#[test]
-fn without_a_directory_one_warning_says_what_to_do_and_the_relay_runs() {
-    if !available(Need::Root) {
-        return;
-    }
-    let scratch = Scratch::new("control").expect("a directory");
-    let root = image(&scratch);
-    let arguments = ["relay", "127.0.0.1:0", "127.0.0.1:9"];
-    let relay = Relay::spawn(&mut in_image(&root, &arguments));
-    let told = relay.wait_logged("cannot reach this process");
-    for part in ["/run/spliced", "--control PATH", "RUNTIME_DIRECTORY"] {
-        assert!(told.contains(part), "no {part:?} in {told:?}");
-    }
-    // Once somebody makes the directory, it is used.
-    make_run_directory(&root);
-    relay.wait_logged("reach this process now");
-    found(&relay);
-    assert_eq!(relay.lines_logged("cannot reach this process"), 1);
 }
 
 #[test]
@@ -292,6 +105,35 @@ fn each_path_answers_curl() {
     }
 }
 
+/// Whoever shows a refusal on a terminal may have got the request from somebody else.
+#[test]
+fn what_a_request_has_for_a_terminal_is_escaped_in_the_refusal() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let configuration = scratch.write("c.toml", CONFIGURATION).expect("written");
+    let socket = scratch.path().join("sock");
+    let [file, path] = [&configuration, &socket].map(|path| path.to_str().expect("UTF-8"));
+    let _relay = Relay::spawn(&mut command(&["run", "--config", file, "--control", path]));
+    answers(&socket);
+    for (method, rest, status) in [
+        ("GET", "sessions?%1B%5B31m=x", "400"),
+        ("POST", "listeners/%1B%5B31m/drain", "404"),
+        ("GET", "backends/%1B%5B31m/servers/x", "404"),
+        ("GET", "backends/b/servers/%1B%5B31m", "404"),
+        ("POST", "backends/b/servers/%1B%5B31m/drain", "404"),
+        ("PUT", "backends/b/servers/%1B%5B31m", "422"),
+        ("PUT", "backends/b/servers/%1B%5B31m:80", "422"),
+        ("PUT", "backends/b/servers/unix:%1B%5B31m", "422"),
+        ("DELETE", "backends/b/servers/%1B%5B31m", "404"),
+    ] {
+        let url = format!("http://x/v1/{rest}");
+        let (found, answer) = curl(&socket, &["-X", method, &url]);
+        assert_eq!(found, status, "{method} {rest}: {answer}");
+        let sentence = answer["error"].as_str().expect("a sentence");
+        assert!(!sentence.contains(char::is_control), "{sentence:?}");
+        assert!(sentence.contains("\\u{1b}[31m"), "{sentence}");
+    }
+}
+
 #[test]
 fn relays_of_datagrams_and_of_messages_answer_too() {
     let scratch = Scratch::new("control").expect("a directory");
@@ -324,87 +166,6 @@ fn relays_of_datagrams_and_of_messages_answer_too() {
         let (status, _) = curl(&socket, &["-X", "POST", "http://x/v1/reload"]);
         assert_eq!(status, "422");
     }
-}
-
-/// Most of what a process has read of `client` it has to keep, so that bounds show in what it takes.
-fn flood(mut client: &UnixStream, head: &str) -> u64 {
-    let zeros = vec![0; 1 << 16];
-    let mut sent = 0;
-    if client.write_all(head.as_bytes()).is_ok() {
-        while sent < 1 << 30 && client.write_all(&zeros).is_ok() {
-            sent += zeros.len() as u64;
-        }
-    }
-    sent
-}
-
-#[test]
-fn silent_broken_and_endless_clients_delay_nobody() {
-    const EACH: usize = 20;
-    let scratch = Scratch::new("control").expect("a directory");
-    let configuration = scratch.write("c.toml", CONFIGURATION).expect("written");
-    let socket = scratch.path().join("sock");
-    let [file, path] = [&configuration, &socket].map(|path| path.to_str().expect("UTF-8"));
-    let relay = Relay::spawn(&mut command(&["run", "--config", file, "--control", path]));
-    answers(&socket);
-    let connect = || UnixStream::connect(&socket).expect("connected");
-    let silent: Vec<_> = (0..EACH).map(|_| connect()).collect();
-    // They ask and read nothing.
-    let deaf: Vec<_> = (0..EACH).map(|_| connect()).collect();
-    for mut client in &deaf {
-        let request = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
-        client.set_nonblocking(true).expect("set");
-        let _ = client.write(request.as_bytes());
-    }
-    thread::scope(|scope| {
-        let heads = [
-            "",
-            "\r\n\r\nGET\0 / HTTP/9.9\r\n\r\n",
-            "GET /v1/status HTTP/1.1\r\nx: ",
-            "POST /v1/status HTTP/1.1\r\nhost: x\r\ncontent-length: 1073741824\r\n\r\n",
-            "POST /v1/reload HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n40000000\r\n",
-        ];
-        for number in 0..EACH {
-            let head = heads[number % heads.len()];
-            scope.spawn(move || {
-                let client = connect();
-                let sent = flood(&client, head);
-                assert!(sent < 8 << 20, "{head:?}: it took {sent} bytes");
-            });
-        }
-        for _ in 0..EACH {
-            scope.spawn(|| {
-                for path in ["process", "status", "listeners", "backends"] {
-                    let (status, _) = curl(&socket, &[&format!("http://x/v1/{path}")]);
-                    assert_eq!(status, "200", "{path}");
-                }
-                let (status, answer) = curl(&socket, &["-X", "POST", "http://x/v1/reload"]);
-                assert_eq!(status, "200", "{answer}");
-            });
-        }
-    });
-    // Each is told to go once its time is over.
-    for mut client in silent {
-        let mut answer = Vec::new();
-        let _ = client.read_to_end(&mut answer);
-    }
-    drop(deaf);
-    let (status, answer) = curl(&socket, &["http://x/v1/process"]);
-    assert_eq!((&*status, &answer["reloads"]), ("200", &json!(EACH)));
-    assert_eq!(answer["last_reload"]["error"], Value::Null);
-    drop(relay);
-}
-
-/// Whoever is too much takes the place of one that has asked for nothing.
-#[test]
-fn more_silent_clients_than_there_is_room_for_keep_nobody_out() {
-    let (_scratch, socket, _relay) = relay_to_nobody();
-    let silent: Vec<_> = (0..600)
-        .map(|_| UnixStream::connect(&socket).expect("connected"))
-        .collect();
-    let (status, _) = curl(&socket, &["http://x/v1/status"]);
-    assert_eq!(status, "200");
-    drop(silent);
 }
 
 /// As Kubernetes does it with a ConfigMap.
@@ -490,6 +251,15 @@ fn a_group_may_ask_and_those_who_only_read_change_nothing() {
     let output = ask("4323", "status", &control);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("user 65534 may not ask"), "{told}");
+    assert!(
+        told.contains("--control-group GROUP, or control_group of [process]"),
+        "{told}"
+    );
+    relay.wait_logged(&format!("INFO control socket at {}", control.display()));
+    relay.wait_logged(&format!(
+        "INFO control socket for reading at {}",
+        read.display()
+    ));
 }
 
 #[test]

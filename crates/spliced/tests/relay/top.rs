@@ -1,5 +1,6 @@
 //! `spliced top` on a terminal, beside real processes.
 
+mod servers;
 mod terminal;
 
 use std::os::unix::process::ExitStatusExt as _;
@@ -10,9 +11,8 @@ use rustix::process::Signal;
 use self::terminal::Terminal;
 use crate::payload::Payload;
 use crate::peer::Peer;
-use crate::proxy::Proxy;
 use crate::relay::{Relay, command};
-use crate::server::{Server, free_port};
+use crate::server::Server;
 use crate::usage::failure;
 
 const USUAL: terminal::Size = (80, 24);
@@ -152,42 +152,6 @@ fn the_page_of_sessions_in_200_columns() {
         far.expect(Payload::new(1), number * 1000, 1000);
     }
     top.until("it is counted", |lines| lines[3].contains(" 195K "));
-}
-
-#[test]
-fn the_page_of_backends_says_which_server_is_down_and_why() {
-    let server = Server::new();
-    let port = free_port();
-    let proxy = Proxy::run(&format!(
-        "[[listener]]\nname = \"web\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
-         [backend.b]\nservers = [\"{}\", \"127.0.0.1:{port}\"]\n\
-         health = {{ tcp = true, every = \"50ms\", fall = 1 }}\n",
-        server.address
-    ));
-    let configuration = proxy.configuration();
-    let mut top = Terminal::top(USUAL, &["--config", configuration]);
-    top.until_shown("1 process");
-    top.press("2");
-    let down = format!("127.0.0.1:{port}");
-    let is_row = |line: &&String, address: &str, state: &str| {
-        let mut words = line.split_whitespace();
-        words.next() == Some("b") && words.next() == Some(address) && words.next() == Some(state)
-    };
-    let lines = top.until("the check has failed", |lines| {
-        lines.iter().any(|line| is_row(&line, &down, "down"))
-            && lines
-                .iter()
-                .any(|line| is_row(&line, &server.address, "up"))
-    });
-    let head: Vec<_> = lines[2].split_whitespace().take(4).collect();
-    assert_eq!(head, ["BACKEND", "SERVER", "STATE", "FOR"]);
-    assert!(lines[1].contains("2 Backends"), "{}", lines[1]);
-    top.press(END);
-    top.until_shown(&format!("{down}: down: "));
-    top.until_shown("addresses: 127.0.0.1:");
-    drop(server);
-    top.press("q");
-    assert!(top.wait_end().success());
 }
 
 #[test]
@@ -391,7 +355,14 @@ fn sessions_are_filtered_sorted_and_searched_for_by_keys() {
     top.until_shown("3: copy: asked for by name");
     top.press(F4);
     top.press("colour=red\r");
-    top.until_shown("there is no field colour");
+    top.until("what is wrong can be read", |lines| {
+        lines[21..]
+            == [
+                "there is no field colour; the fields are listener, client, server_name, backend,",
+                "server, target, phase, engine",
+                "Filter: colour=red",
+            ]
+    });
     top.press("\x15");
     top.press(&format!("client={}\r", clients[0]));
     top.until("it is alone", |lines| order(lines) == [Some(3), None, None]);
@@ -459,6 +430,29 @@ fn a_process_that_does_not_answer_is_named_and_keys_go_on() {
     ));
     top.press("q");
     assert!(top.wait_end().success());
+}
+
+#[test]
+fn a_process_that_drains_is_marked() {
+    let scene = Scene::with_sessions(1);
+    let mut tops = [USUAL, (200, 60)].map(|size| scene.top(size));
+    for top in &mut tops {
+        let lines = top.until("it is there", has_rows(1));
+        assert!(!lines[0].contains("draining") && !lines[2].contains("PROCESS"));
+    }
+    scene.relay.signal(Signal::TERM);
+    let (near, far) = &scene.sessions[0];
+    let row = format!("D {} 1 ", scene.relay.id());
+    for top in &mut tops {
+        top.until_shown("spliced top: 1 process (1 draining), 1 session, ");
+        let lines = top.until_shown("PROCESS ID ");
+        let words: Vec<_> = lines[3].split_whitespace().collect();
+        assert!(words.join(" ").starts_with(&row), "{}", lines[3]);
+        assert!(lines[3].contains(&near.local_address()), "{}", lines[3]);
+    }
+    // It serves what it has.
+    far.write_number(7);
+    assert_eq!(near.read_number(), 7);
 }
 
 #[test]

@@ -26,6 +26,18 @@ pub(crate) fn failure(command: &mut Command, status: i32) -> String {
 }
 
 #[test]
+fn a_weight_is_said_to_be_relative() {
+    for weight in ["50%", "257", "-1", "1.5", ""] {
+        // Not an option.
+        let arguments = ["weigh", "10.0.0.7:80", "--", weight];
+        let told = failure(&mut command(&arguments), 2);
+        let why = "a weight is a number from 0 to 256, relative to those of the other servers";
+        assert!(told.contains(&format!("'{weight}'")), "{told}");
+        assert!(told.contains(why), "{told}");
+    }
+}
+
+#[test]
 fn a_wrong_address_is_named_with_its_argument_and_remedy() {
     for (address, what, remedy) in [
         ("", "port is missing", "write HOST:PORT"),

@@ -34,9 +34,14 @@ impl Server {
         let mut since = since.unwrap_or(history.made);
         let (mut word, out_seconds, mut why) = match state {
             State::Up if addresses.is_empty() => ("unresolved", 0, Some(self.target.why_nowhere())),
-            State::Up if self.weight() == 0 => ("weight 0", 0, None),
-            State::Up if has_checks => ("up", 0, None),
-            State::Up => ("not checked", 0, None),
+            State::Up => match self.weight.zero() {
+                Some((when, why)) => {
+                    since = when;
+                    ("weight 0", 0, Some(why))
+                }
+                None if has_checks => ("up", 0, None),
+                None => ("not checked", 0, None),
+            },
             State::Down => {
                 since = history.down_since;
                 ("down", 0, Some(history.why_down.clone()))

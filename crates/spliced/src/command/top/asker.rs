@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::super::processes::{PATIENCE, process_of, runs, wait_for, words};
-use super::super::rated::{Of, rows};
+use super::super::rated::rows;
+use super::order::{Order, What};
 use crate::admin::{ControlSocket, Failure, ask, found};
 use crate::sessions::Row;
 
@@ -37,6 +39,13 @@ pub(super) struct Process {
     pub(super) started: String,
     pub(super) state: String,
     pub(super) reads_only: bool,
+}
+
+impl Process {
+    /// Whether it ends with its last session.
+    pub(super) fn drains(&self) -> bool {
+        self.state == "draining"
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -77,26 +86,17 @@ pub(super) struct Told {
     pub(super) sessions: Result<Vec<Row>, String>,
 }
 
-/// A session that is to end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Target {
-    pub(super) of: Of,
-    /// Another process may have the same number and socket later.
-    pub(super) started: String,
-    pub(super) id: u64,
-}
-
 #[derive(Debug)]
 pub(super) enum News {
-    Told(PathBuf, Told),
+    Told(Arc<ControlSocket>, Told),
     /// The process of the socket has not answered, and why.
     Silent(PathBuf, String),
     /// There is no process, or none that is to be shown.
     Gone(PathBuf),
     /// Those that there are have been looked for.
     Searched,
-    /// A session is ending, or why it is not.
-    Ending(u64, Result<(), String>),
+    /// It is done, and why new clients of the backend get no server then; or why it is not done.
+    Ordered(What, Result<Option<String>, String>),
 }
 
 /// Which processes are asked, and how often.
@@ -109,7 +109,7 @@ pub(super) struct Asked {
 
 /// The thread that asks.
 #[derive(Debug)]
-pub(super) struct Asker(UnboundedSender<Target>);
+pub(super) struct Asker(UnboundedSender<Order>);
 
 impl Asker {
     /// Starts it. `tell` is called there with all that it learns.
@@ -117,15 +117,15 @@ impl Asker {
         asked: Asked,
         tell: impl Fn(News) + Clone + Send + 'static,
     ) -> Result<Self> {
-        let (sender, mut orders) = unbounded_channel::<Target>();
+        let (sender, mut orders) = unbounded_channel::<Order>();
         let work = async move {
             let answer = tell.clone();
             tokio::spawn(async move {
-                while let Some(target) = orders.recv().await {
+                while let Some(order) = orders.recv().await {
                     let answer = answer.clone();
                     tokio::spawn(async move {
-                        let ending = end(&target).await;
-                        answer(News::Ending(target.id, ending));
+                        let result = give(&order).await;
+                        answer(News::Ordered(order.what, result));
                     });
                 }
             });
@@ -138,10 +138,10 @@ impl Asker {
         Ok(Self(sender))
     }
 
-    /// Ends a session. The answer is [`News::Ending`].
-    pub(super) fn end(&self, target: Target) {
+    /// Gives an order. The answer is [`News::Ordered`].
+    pub(super) fn order(&self, order: Order) {
         // It fails only if the thread is gone, and then a panic has ended the process.
-        let _ = self.0.send(target);
+        let _ = self.0.send(order);
     }
 }
 
@@ -170,12 +170,13 @@ async fn watch(asked: &Asked, tell: impl Fn(News) + Clone + Send + 'static) -> R
 /// Asks one process until it is gone.
 async fn follow(socket: ControlSocket, asked: Asked, tell: impl Fn(News)) {
     let path = socket.path.clone();
+    let socket = Arc::new(socket);
     let mut turns = interval(asked.delay);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         turns.tick().await;
         match ask_one(&socket, &asked).await {
-            Ok(Some(told)) => tell(News::Told(path.clone(), told)),
+            Ok(Some(told)) => tell(News::Told(Arc::clone(&socket), told)),
             Ok(None) => tell(News::Gone(path.clone())),
             Err(failure) => match words(&failure, asked.control.as_deref()) {
                 Some(why) => tell(News::Silent(path.clone(), why)),
@@ -210,20 +211,27 @@ async fn ask_one(socket: &ControlSocket, asked: &Asked) -> Result<Option<Told>, 
     Ok(Some(Told { status, sessions }))
 }
 
+/// Returns why new clients of the backend get no server then.
+///
 /// # Errors
-/// Why the session does not end.
-async fn end(target: &Target) -> Result<(), String> {
-    let socket = ControlSocket::named(Path::new(&target.of.socket));
-    let words = |failure| words(&failure, Some(&socket.path)).unwrap_or_default();
-    let process = ask(&socket, Method::GET, "/v1/process", PATIENCE).await;
+/// Why it is not done.
+async fn give(order: &Order) -> Result<Option<String>, String> {
+    let (of, what) = (&order.of, &order.what);
+    let ended = || {
+        let (process, subject) = (of.process(), what.subject());
+        format!("process {process} has ended, and its {subject} with it")
+    };
+    let words = |failure| match failure {
+        Failure::Gone => ended(),
+        failure => words(&failure, Some(of.path())).unwrap_or_default(),
+    };
+    let process = ask(of.socket(), Method::GET, "/v1/process", PATIENCE).await;
     let process = process.told.map_err(words)?;
-    if process["pid"] != target.of.process || process["started"] != *target.started {
-        return Err(format!(
-            "process {} has ended, and its session {} with it",
-            target.of.process, target.id
-        ));
+    if process["pid"] != of.process() || process["started"] != *order.started {
+        return Err(ended());
     }
-    let path = format!("/v1/sessions/{}", target.id);
-    let ending = ask(&socket, Method::DELETE, &path, PATIENCE).await;
-    ending.told.map(drop).map_err(words)
+    let (method, path) = what.request();
+    let answer = ask(of.socket(), method, &path, PATIENCE).await;
+    let told = answer.told.map_err(words)?;
+    Ok(told["backend_why_none"].as_str().map(Into::into))
 }

@@ -1,10 +1,10 @@
 //! What is asked of the person, over or below a page.
 
-use super::asker::Target;
 use super::key::Key;
+use super::order::Order;
 
 /// The longest text that a person types.
-const TEXT_MOST_CHARACTERS: usize = 1000;
+pub(super) const TEXT_MOST_CHARACTERS: usize = 1000;
 
 #[derive(Debug)]
 pub(super) enum Dialog {
@@ -15,14 +15,10 @@ pub(super) enum Dialog {
     Search(Prompt),
     /// Filters as the command line takes them, with spaces between.
     Filter(Prompt),
-    Kill(Target, Question),
-}
-
-/// What is to be known of a session before it is ended.
-#[derive(Debug)]
-pub(super) struct Question {
-    pub(super) client: String,
-    pub(super) target: String,
+    /// The weight to be of a server. The order has the one that it has.
+    Weigh(Order, Prompt),
+    /// An order that may not be meant, and the question.
+    Confirm(Order, String),
 }
 
 /// A line that is being typed.

@@ -29,6 +29,10 @@ pub(super) enum Key {
 
 const ESCAPE: u8 = 0x1b;
 
+/// The last byte of a control sequence is from @ to ~ (ECMA-48, 5.4).
+const FINAL_LEAST: u8 = 0x40;
+const FINAL_MOST: u8 = 0x7e;
+
 /// No terminal sends more for a key.
 const SEQUENCE_MOST_BYTES: usize = 32;
 
@@ -71,21 +75,13 @@ fn first(bytes: &[u8]) -> Option<(Key, usize)> {
     match bytes {
         [] | [ESCAPE] => None,
         // As the Linux console sends function keys: ESC [ [ A.
-        [ESCAPE, b'[', b'[', letter, ..] => {
+        [ESCAPE, b'[', b'[', letter @ FINAL_LEAST..=FINAL_MOST, ..] => {
             let number = letter.wrapping_sub(b'A').wrapping_add(1);
             Some((function(number), 4))
         }
         [ESCAPE, b'[', b'['] => None,
-        [ESCAPE, b'[', rest @ ..] => {
-            // ECMA-48: parameters, and a final byte from @ to ~.
-            let length = rest.iter().position(|byte| (0x40..=0x7e).contains(byte));
-            match length {
-                Some(length) => Some((control(&rest[..length], rest[length]), length + 3)),
-                None if bytes.len() > SEQUENCE_MOST_BYTES => Some((Key::Other, bytes.len())),
-                None => None,
-            }
-        }
-        [ESCAPE, b'O', letter, ..] => Some((control(&[], *letter), 3)),
+        [ESCAPE, b'[', rest @ ..] => sequence(rest),
+        [ESCAPE, b'O', letter @ FINAL_LEAST..=FINAL_MOST, ..] => Some((control(&[], *letter), 3)),
         [ESCAPE, b'O'] => None,
         // A key at once after Escape.
         [ESCAPE, ESCAPE, ..] => Some((Key::Escape, 1)),
@@ -97,6 +93,24 @@ fn first(bytes: &[u8]) -> Option<(Key, usize)> {
         [byte @ 1..=26, ..] => Some((Key::Control(char::from(byte - 1 + b'a')), 1)),
         [0..0x20, ..] => Some((Key::Other, 1)),
         _ => text(bytes),
+    }
+}
+
+/// A control sequence after ESC [, as in ECMA-48: parameters, and a final byte. Another byte breaks it off, and is not
+/// of it.
+fn sequence(rest: &[u8]) -> Option<(Key, usize)> {
+    let parameters = rest.iter().take(SEQUENCE_MOST_BYTES - 2);
+    let length = parameters
+        .take_while(|byte| matches!(byte, 0x20..=0x3f))
+        .count();
+    match rest.get(length) {
+        // Nobody knows where it ends, and what follows may be another key.
+        _ if length == SEQUENCE_MOST_BYTES - 2 => Some((Key::Other, SEQUENCE_MOST_BYTES)),
+        None => None,
+        Some(last @ FINAL_LEAST..=FINAL_MOST) => {
+            Some((control(&rest[..length], *last), length + 3))
+        }
+        Some(_) => Some((Key::Other, length + 2)),
     }
 }
 
@@ -148,6 +162,11 @@ fn function(number: u8) -> Key {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::once;
+
+    use proptest::prelude::*;
+    use proptest::sample::{Index, select};
+
     use super::*;
 
     #[test]
@@ -210,12 +229,23 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_taken() {
-        let mut decoder = Decoder::default();
-        for number in 0..=u16::MAX {
-            decoder.keys(&number.to_be_bytes());
-            assert!(decoder.0.len() <= SEQUENCE_MOST_BYTES + 1);
+    fn what_follows_a_sequence_that_is_broken_off_is_a_key() {
+        for (bytes, keys) in [
+            ("\x1b[\x1b[A", &[Key::Other, Key::Up][..]),
+            ("\x1b[1;\x03", &[Key::Other, Key::Control('c')]),
+            ("\x1b[[\x03", &[Key::Other, Key::Control('c')]),
+            ("\x1bO\x03", &[Key::Other, Key::Control('c')]),
+            ("\x1b[5ä", &[Key::Other, Key::Char('ä')]),
+        ] {
+            assert_eq!(Decoder::default().keys(bytes.as_bytes()), keys, "{bytes:?}");
         }
+        let long = format!("\x1b[{}~q", "1".repeat(SEQUENCE_MOST_BYTES - 2));
+        let keys = [Key::Other, Key::Char('~'), Key::Char('q')];
+        assert_eq!(Decoder::default().keys(long.as_bytes()), keys);
+    }
+
+    #[test]
+    fn a_character_may_come_in_parts() {
         let mut decoder = Decoder::default();
         assert_eq!(
             decoder.keys(b"\xff\xc3q"),
@@ -223,5 +253,70 @@ mod tests {
         );
         assert_eq!(decoder.keys(b"\xe2\x82"), []);
         assert_eq!(decoder.keys(b"\xac"), [Key::Char('€')]);
+    }
+
+    /// Pieces of what terminals send, right and wrong.
+    const PIECES: [&[u8]; 20] = [
+        b"\x1b",
+        b"\x1b[",
+        b"\x1bO",
+        b"[",
+        b"O",
+        b"A",
+        b"~",
+        b"1",
+        b"20",
+        b";5",
+        b"M",
+        b"<0;1;1",
+        b"q",
+        b"\r",
+        b"\x03",
+        b"\x7f",
+        b"\xc3",
+        b"\xa4",
+        b"\xf0\x9f\x98",
+        b"\xff",
+    ];
+
+    fn typed() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            6 => select(&PIECES[..]).prop_map(<[u8]>::to_vec),
+            1 => any::<Vec<u8>>(),
+            1 => (select(&PIECES[..]), 0..100usize).prop_map(|(piece, times)| piece.repeat(times)),
+        ];
+        prop::collection::vec(piece, 0..20).prop_map(|pieces| pieces.concat())
+    }
+
+    /// All keys of bytes that come in parts, the last one once nothing follows.
+    fn decoded<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<Key> {
+        let mut decoder = Decoder::default();
+        let mut keys = Vec::new();
+        for part in parts {
+            keys.extend(decoder.keys(part));
+            assert!(decoder.0.len() < SEQUENCE_MOST_BYTES, "{:?}", decoder.0);
+            assert!(decoder.0.capacity() <= 2 * SEQUENCE_MOST_BYTES);
+        }
+        keys.extend(decoder.give_up());
+        assert!(!decoder.waits());
+        keys
+    }
+
+    proptest! {
+        #[test]
+        fn keys_do_not_depend_on_how_bytes_are_cut(
+            bytes in typed(),
+            cuts in prop::collection::vec(any::<Index>(), 0..20),
+        ) {
+            let whole = decoded([&*bytes]);
+            prop_assert!(whole.len() <= bytes.len());
+            prop_assert_eq!(&decoded(bytes.chunks(1)), &whole, "byte by byte");
+            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+            cuts.sort_unstable();
+            let begins = once(0).chain(cuts.iter().copied());
+            let ends = cuts.iter().copied().chain(once(bytes.len()));
+            let parts = begins.zip(ends).map(|(begin, end)| &bytes[begin..end]);
+            prop_assert_eq!(&decoded(parts), &whole, "cut at {:?}", cuts);
+        }
     }
 }

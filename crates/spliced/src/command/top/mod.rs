@@ -3,7 +3,7 @@
 //! ```text
 //! keyboard ──keys──▶                          ┌──▶ view ──▶ screen
 //! asker ──answers──▶ one channel ──▶ model ───┤
-//! signals ─────────▶                          └──▶ asker: ends a session
+//! signals ─────────▶                          └──▶ asker: gives an order
 //! ```
 
 mod asker;
@@ -15,6 +15,7 @@ mod keyboard;
 mod known;
 mod layout;
 mod model;
+mod order;
 mod screen;
 mod view;
 
@@ -104,7 +105,7 @@ pub(crate) fn run(args: TopArgs, signals: Signals, diagnostics: &Diagnostics) ->
                     Some(Action::Redraw) => screen.forget(),
                     // The shell waits for all that it has started together.
                     Some(Action::Suspend) => kill_current_process_group(Signal::TSTP)?,
-                    Some(Action::End(target)) => asker.end(target),
+                    Some(Action::Order(order)) => asker.order(order),
                     Some(Action::Quit) => {
                         screen.leave();
                         finish_orders(&model, &received);
@@ -116,14 +117,14 @@ pub(crate) fn run(args: TopArgs, signals: Signals, diagnostics: &Diagnostics) ->
     }
 }
 
-/// Waits until every session that was to be ended has been.
+/// Waits until every order has an answer.
 fn finish_orders(model: &Model, received: &Receiver<Event>) {
     let deadline = Instant::now() + LAST_ORDER;
     let mut left = model.orders;
     while left > 0 {
         let within = deadline.saturating_duration_since(Instant::now());
         match received.recv_timeout(within) {
-            Ok(Event::News(News::Ending(..))) => left -= 1,
+            Ok(Event::News(News::Ordered(..))) => left -= 1,
             Ok(_) => {}
             Err(_) => return,
         }

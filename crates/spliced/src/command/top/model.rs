@@ -1,19 +1,24 @@
 //! What `spliced top` knows and shows, and what keys and answers make of it. It does no I/O.
 
+use std::iter::once;
 use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum as _;
 use ratatui_core::layout::Size;
 
-use super::super::rated::{Of, Rated, sort};
-use super::asker::{News, Target};
+use super::super::processes::Of;
+use super::super::rated::{Rated, sort};
+use super::asker::News;
 use super::cursor::{Cursor, Move};
-use super::dialog::{Dialog, Prompt, Question};
+use super::dialog::{Dialog, Prompt};
 use super::engines::{Share, shares};
 use super::key::Key;
 use super::known::{Known, ServerOf};
 use super::layout::Layout;
-use crate::session_args::{SessionFilter, SessionOrder, TopArgs};
+use super::order::{Change, Order, Place, What};
+use crate::session_args::{SessionOrder, TopArgs};
+use crate::session_filter::{SessionField, SessionFilter};
+use crate::weight::WEIGHT_MOST;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Page {
@@ -45,7 +50,7 @@ pub(super) enum Action {
     Quit,
     Suspend,
     Redraw,
-    End(Target),
+    Order(Order),
 }
 
 /// The rows of a page by what is the same while they move.
@@ -67,7 +72,7 @@ pub(super) struct Model {
     pub(super) has_searched: bool,
     /// When the last answer came.
     pub(super) now: SystemTime,
-    /// Whether there is no answer yet to an order.
+    /// How many orders there is no answer to yet.
     pub(super) orders: usize,
     size: Size,
     searched_text: String,
@@ -106,10 +111,11 @@ impl Model {
     pub(super) fn news(&mut self, news: News, now: SystemTime) {
         match news {
             News::Searched => self.has_searched = true,
-            News::Ending(id, result) => {
+            News::Ordered(what, result) => {
                 self.orders -= 1;
                 self.message = Some(match result {
-                    Ok(()) => format!("session {id} is being ended"),
+                    Ok(None) => what.done(),
+                    Ok(Some(why)) => format!("{}; new clients get no server: {why}", what.done()),
                     Err(why) => why,
                 });
             }
@@ -206,6 +212,12 @@ impl Model {
             Key::Char('I') => self.is_reversed = !self.is_reversed,
             Key::Char('p' | ' ') => self.is_paused = !self.is_paused,
             Key::Char('k') | Key::Function(9) => self.ask_to_end(),
+            Key::Char('d' | 'u' | 'w') if self.page != Page::Backends => {
+                self.message = Some("a server is drained, undrained or weighed on page 2".into());
+            }
+            Key::Char('d') => self.ask_to_change(Change::Drain),
+            Key::Char('u') => self.ask_to_change(Change::Undrain),
+            Key::Char('w') => self.ask_for_weight(),
             _ => {}
         }
         None
@@ -213,12 +225,12 @@ impl Model {
 
     fn key_of_dialog(&mut self, dialog: Dialog, key: Key) -> Option<Action> {
         match (dialog, key) {
-            (Dialog::Kill(target, _), Key::Char('y' | 'Y') | Key::Enter) => {
+            (Dialog::Confirm(order, _), Key::Char('y' | 'Y') | Key::Enter) => {
                 self.orders += 1;
-                return Some(Action::End(target));
+                return Some(Action::Order(order));
             }
-            // Any other key leaves the session alone.
-            (Dialog::Kill(..) | Dialog::Help, _) => {}
+            // Any other key leaves the session or the server alone.
+            (Dialog::Confirm(..) | Dialog::Help, _) => {}
             (_, Key::Escape | Key::Function(10)) => {}
             (Dialog::Sort(at), _) => self.sort_by(at, key),
             (Dialog::Search(_), Key::Enter) => {}
@@ -238,6 +250,11 @@ impl Model {
             (Dialog::Filter(mut prompt), _) => {
                 prompt.key(key);
                 self.dialog = Some(Dialog::Filter(prompt));
+            }
+            (Dialog::Weigh(order, prompt), Key::Enter) => self.weigh(order, prompt),
+            (Dialog::Weigh(order, mut prompt), _) => {
+                prompt.key(key);
+                self.dialog = Some(Dialog::Weigh(order, prompt));
             }
         }
         None
@@ -279,11 +296,58 @@ impl Model {
         let Some(rated) = self.sessions().get(self.sessions.row()).copied() else {
             return;
         };
-        let question = Question {
-            client: rated.row.client.clone(),
-            target: rated.row.target.clone(),
+        let order = self.known.order(&rated.of, What::End(rated.row.id));
+        let (client, target) = (&rated.row.client, &rated.row.target);
+        let question = format!("End {}, {client} to {target}? y/n", order.name());
+        self.dialog = Some(Dialog::Confirm(order, question));
+    }
+
+    fn ask_to_change(&mut self, change: Change) {
+        let Some(of) = self.server() else {
+            return;
         };
-        self.dialog = Some(Dialog::Kill(self.known.target(rated), question));
+        let order = self.known.order(of.of, what(&of, change));
+        let verb = match change {
+            Change::Undrain => "Undrain",
+            _ => "Drain",
+        };
+        let question = format!("{verb} {}? y/n", order.name());
+        self.dialog = Some(Dialog::Confirm(order, question));
+    }
+
+    fn ask_for_weight(&mut self) {
+        let Some(of) = self.server() else {
+            return;
+        };
+        let weight = of.server.weight.and_then(|weight| weight.try_into().ok());
+        match weight {
+            Some(weight) => {
+                let order = self.known.order(of.of, what(&of, Change::Weigh(weight)));
+                self.dialog = Some(Dialog::Weigh(order, Prompt::default()));
+            }
+            None => self.message = Some(format!("server {} has no weight", of.server.server)),
+        }
+    }
+
+    fn weigh(&mut self, mut order: Order, mut prompt: Prompt) {
+        let weight = prompt.text.trim().parse().ok();
+        match (weight.filter(|it| *it <= WEIGHT_MOST), &mut order.what) {
+            (Some(to), What::Change(_, Change::Weigh(weight))) => {
+                let from = std::mem::replace(weight, to);
+                let name = order.name();
+                let question = format!("Change the weight of {name} from {from} to {to}? y/n");
+                self.dialog = Some(Dialog::Confirm(order, question));
+            }
+            _ => {
+                prompt.wrong = Some(format!("it is not a number from 0 to {WEIGHT_MOST}"));
+                self.dialog = Some(Dialog::Weigh(order, prompt));
+            }
+        }
+    }
+
+    /// The one under the cursor.
+    fn server(&self) -> Option<ServerOf<'_>> {
+        self.servers().get(self.rows().0).copied()
     }
 
     /// Goes to the next row that has the text, at least `from` rows further on and in a circle. Whether there is one.
@@ -304,22 +368,11 @@ impl Model {
         match self.page {
             Page::Sessions => {
                 let text = |one: &&Rated| {
-                    let row = &one.row;
-                    let optional = [&row.server_name, &row.backend, &row.server, &row.engine];
-                    let optional = optional.into_iter().flatten().map(|text| &**text);
-                    let id = row.id.to_string();
-                    let texts = [
-                        &*id,
-                        &row.listener,
-                        &row.client,
-                        &row.target,
-                        row.phase.word(),
-                    ];
-                    texts
-                        .into_iter()
-                        .chain(optional)
-                        .collect::<Vec<_>>()
-                        .join(" ")
+                    let id = one.row.id.to_string();
+                    let fields = SessionField::ALL.iter();
+                    let fields = fields.filter_map(|(_, field)| one.row.text(*field));
+                    let texts = once(&*id).chain(fields);
+                    texts.collect::<Vec<_>>().join(" ")
                 };
                 self.sessions().iter().map(text).collect()
             }
@@ -377,8 +430,16 @@ fn turn<K: PartialEq + Clone>(cursor: &mut Cursor<K>, to: Option<Move>, names: &
     }
 }
 
+fn what(of: &ServerOf<'_>, change: Change) -> What {
+    let place = Place {
+        backend: of.backend.name.clone(),
+        server: of.server.server.clone(),
+    };
+    What::Change(place, change)
+}
+
 fn name_of_server(of: &ServerOf<'_>) -> RowName {
-    let socket = of.socket.display().to_string();
+    let socket = of.of.path().display().to_string();
     (socket, of.backend.name.clone(), of.server.server.clone())
 }
 

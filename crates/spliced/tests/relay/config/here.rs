@@ -65,6 +65,56 @@ fn each_engine_is_used_or_there_is_a_reason() {
 }
 
 #[test]
+fn servers_without_new_clients_are_named_and_a_backend_of_none_but_those_is_warned_of() {
+    let backend = |servers: &str| {
+        checked(
+            &format!("{LISTENER}{ROUTE}[backend.web]\nservers = [{servers}]\n"),
+            0,
+        )
+    };
+    let (plain, disabled) = (
+        "\"127.0.0.3:1\"",
+        "{ address = \"127.0.0.3:2\", disabled = true }",
+    );
+    let without =
+        "{ address = \"127.0.0.3:3\", weight = 0 }, { address = \"unix:/run/x\", weight = 0 }";
+    let both = "{ address = \"127.0.0.3:4\", weight = 0, disabled = true }";
+    let backup = "{ address = \"127.0.0.3:5\", backup = true }";
+    for (servers, line) in [
+        (plain.to_owned(), "backend web\n"),
+        (
+            format!("{plain}, {disabled}, {without}"),
+            "backend web: 4 servers, 1 disabled (127.0.0.3:2), 2 with weight 0 (127.0.0.3:3, unix:/run/x)\n",
+        ),
+        (
+            format!("{both}, {disabled}, {backup}"),
+            "backend web: 3 servers, 2 disabled (127.0.0.3:4, 127.0.0.3:2)\n",
+        ),
+    ] {
+        let (report, warnings) = backend(&servers);
+        assert_in(&report, line);
+        assert!(!warnings.contains("takes clients"), "{warnings}");
+    }
+    let (report, warnings) = backend(&format!("{both}, {without}"));
+    assert_in(
+        &report,
+        "backend web: 3 servers, 1 disabled (127.0.0.3:4), 2 with weight 0 (",
+    );
+    assert_in(
+        &warnings,
+        "warning: backend \"web\" has no server that takes clients: each is disabled or has weight 0; enable one, or",
+    );
+    let many =
+        (10..22).map(|port| format!("{{ address = \"127.0.0.3:{port}\", disabled = true }}"));
+    let (report, _) = backend(&format!("{plain}, {}", many.collect::<Vec<_>>().join(", ")));
+    assert_in(
+        &report,
+        "backend web: 13 servers, 12 disabled (127.0.0.3:10, ",
+    );
+    assert_in(&report, "127.0.0.3:19 and 2 more)\n");
+}
+
+#[test]
 fn what_keeps_connections_from_being_translated_from_the_syn_on_is_told() {
     if !available(Need::Bpf) {
         return;

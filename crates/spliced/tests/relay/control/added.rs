@@ -2,16 +2,16 @@
 
 use std::thread;
 
-use netlab::{Lab, Need, Process, available};
+use netlab::{Lab, Need, Process, Scratch, available};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::curl;
 use super::servers::{Stage, join, of, quoted, talk, with};
+use super::{answers, curl};
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::proxy::slow_names::with_names;
-use crate::relay::BINARY;
+use crate::relay::{BINARY, Relay};
 use crate::resolver::{SLOW, with_name_server};
 use crate::server::{Server, free_port};
 
@@ -170,6 +170,38 @@ fn the_connections_of_a_removed_server_end_as_on_remove_says() {
 }
 
 #[test]
+fn a_relay_to_one_target_gets_another_one_and_cuts_the_first() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let servers = [Server::new(), Server::new()];
+    let options = [
+        "--control",
+        path,
+        "--drain-timeout",
+        "100ms",
+        "--engine",
+        "copy",
+    ];
+    let relay = Relay::to(&servers[0].address, &options);
+    answers(&socket);
+    let near = Peer::connect(&relay.address);
+    let far = servers[0].accept();
+    let target = &servers[0].address;
+    for (method, server) in [("PUT", &servers[1]), ("DELETE", &servers[0])] {
+        let url = format!("http://x/v1/backends/{target}/servers/{}", server.address);
+        let (status, told) = curl(&socket, &["-X", method, &url]);
+        assert_eq!(status, "200", "{told}");
+    }
+    near.expect_reset();
+    far.expect_reset();
+    relay.wait_logged(" was cut, ");
+    let near = Peer::connect(&relay.address);
+    drop((near, servers[1].accept()));
+    assert_eq!(relay.lines_logged("ERROR"), 0);
+}
+
+#[test]
 fn an_added_server_is_checked_as_the_others_and_starts_slowly() {
     let server = Server::new();
     let stage = Stage::run(&of(
@@ -206,6 +238,7 @@ fn what_cannot_be_a_server_is_refused_in_a_sentence() {
         ("srv:_x._tcp.host", "422", "only the configuration names"),
         ("unix:%2Frun%2Fx", "422", "has no server by UNIX sockets"),
         ("[::1]:1", "422", "source of backend b has no IPv6 address"),
+        ("unix:%2Fx%0Ay", "422", "control characters"),
         ("127.0.0.1:1?weight=257", "400", "?weight=N"),
         ("127.0.0.1:1?x=1", "400", "?weight=N"),
     ] {

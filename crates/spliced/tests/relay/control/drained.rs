@@ -22,6 +22,10 @@ fn a_server_drained_under_500_live_connections_ends_none_gets_no_more_and_is_tol
     let servers = [quoted(&first), with(&second, "weight = 0")];
     let stage = Stage::run(&of(&servers, ""));
     assert_eq!(stage.state(&second), "weight 0: 0");
+    assert_eq!(
+        stage.server(&second)["why"],
+        "weight 0 in the configuration"
+    );
     let live: Vec<_> = (0..LIVE).map(|_| join(&stage.address, &first)).collect();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -38,9 +42,15 @@ fn a_server_drained_under_500_live_connections_ends_none_gets_no_more_and_is_tol
                 }
             });
         }
-        stage.succeeds(&["weigh", &second.address, "3"]);
+        assert_eq!(
+            stage.says(&["weigh", &second.address, "3"]),
+            stage.line(&second, "not checked, 0 connections, weight 3")
+        );
         assert_eq!(stage.server(&second)["weight"], 3);
-        stage.succeeds(&["drain", &first.address]);
+        assert_eq!(
+            stage.says(&["drain", &first.address]),
+            stage.line(&first, "draining, 500 connections, weight 1")
+        );
         assert_eq!(stage.state(&first), "draining: 500");
         for _ in 0..LIVE / 5 {
             drop(join(&stage.address, &second));
@@ -55,13 +65,21 @@ fn a_server_drained_under_500_live_connections_ends_none_gets_no_more_and_is_tol
     });
     assert_eq!(stage.lines_logged("is empty"), 0);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| stage.succeeds(&["drain", &first.address, "--wait"]));
+        let waiting = scope.spawn(|| stage.says(&["drain", &first.address, "--wait"]));
         let mut live = live;
         live.truncate(1);
         until("one is left", || stage.server(&first)["connections"] == 1);
+        until("it is drained again", || {
+            stage.lines_logged("/drain was asked for by") == 3
+        });
         assert!(!waiting.is_finished());
         drop(live);
-        waiting.join().expect("it returns");
+        let said = waiting.join().expect("it returns");
+        let empty = stage.line(&first, "drained, 0 connections, weight 1");
+        assert!(
+            said.ends_with(&empty) && said.lines().count() == 2,
+            "{said}"
+        );
     });
     let logged = stage.wait_logged("is empty, ");
     assert!(
@@ -73,8 +91,46 @@ fn a_server_drained_under_500_live_connections_ends_none_gets_no_more_and_is_tol
     assert_eq!(stage.count("without_server"), 0);
     stage.succeeds(&["undrain", &first.address]);
     assert_eq!(stage.state(&first), "not checked: 0");
-    stage.succeeds(&["weigh", &second.address, "0"]);
+    assert_eq!(
+        stage.says(&["weigh", &second.address, "0"]),
+        stage.line(&second, "weight 0, 0 connections")
+    );
     drop(join(&stage.address, &first));
+}
+
+#[test]
+fn a_server_that_the_end_of_the_process_cuts_is_not_told_empty() {
+    let server = Server::new();
+    let configuration =
+        of(&[quoted(&server)], "").replace("[process]", "drain_timeout = \"1s\"\n[process]");
+    let mut stage = Stage::run(&configuration);
+    let (near, _far) = join(&stage.address, &server);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| stage.fails(&["drain", &server.address, "--wait"]));
+        stage.wait_logged("gets no new clients");
+        stage.proxy.relay.signal(rustix::process::Signal::TERM);
+        near.expect_reset();
+        waiting.join().expect("it returns");
+    });
+    stage.wait_logged("is not empty: the process ends and cuts 1 connection");
+    assert_eq!(stage.proxy.relay.wait_end().code(), Some(3));
+    assert_eq!(stage.lines_logged("is empty"), 0);
+}
+
+#[test]
+fn an_order_that_leaves_a_backend_no_server_warns_of_it() {
+    let servers = [Server::new(), Server::new()];
+    let stage = Stage::run(&of(&servers.each_ref().map(quoted), ""));
+    let warned = |arguments: &[&str]| {
+        let output = stage.succeeds(arguments);
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert_eq!(warned(&["drain", &servers[0].address]), "");
+    let told = warned(&["weigh", &servers[1].address, "0"]);
+    let why =
+        "backend b: new clients get no server: of 2 servers, 1 is drained and 1 has the weight 0";
+    assert!(told.contains(why) && told.lines().count() == 1, "{told}");
+    assert_eq!(warned(&["undrain", &servers[0].address]), "");
 }
 
 #[test]
@@ -107,7 +163,7 @@ fn every_way_to_choose_a_server_passes_over_those_that_get_no_clients() {
         Peer::is_reset_by(&stage.address);
         let logged = stage.wait_logged("no target: ");
         assert!(
-            logged.contains("of 4 servers, 3 drained and 1 with the weight 0"),
+            logged.contains("of 4 servers, 3 are drained and 1 has the weight 0"),
             "{logged}"
         );
         assert_eq!(stage.count("without_server"), 1);
@@ -224,6 +280,7 @@ fn the_configuration_drains_a_server_and_orders_stand_until_it_changes() {
     assert_eq!(stage.server(&servers[0])["weight"], 7);
     stage.reloads(&disabled(false, 2));
     assert_eq!(stage.server(&servers[0])["weight"], 2);
+    stage.wait_logged("has the weight 2 instead of 7, as the configuration has it");
     stage.reloads(&disabled(true, 2));
     assert_eq!(stage.state(&servers[0]), "draining: 1");
     stage.reloads(&disabled(false, 2));

@@ -326,11 +326,26 @@ fn a_process_that_ends_does_not_listen_again() {
         let (status, answer) = stage.order_listener("l", what);
         assert_eq!(
             (&*status, &answer["error"]),
-            ("422", &json!("the process is ending"))
+            ("503", &json!("the process is ending"))
         );
     }
     stage.refuses();
     talk(&live.0, &live.1, 2);
+}
+
+#[test]
+fn the_end_of_the_process_is_no_end_of_a_drain_that_was_over() {
+    let server = Server::new();
+    let mut stage = Stage::run(&listening(&server, "127.0.4.5:0", ""));
+    stage.drain();
+    stage.wait_logged("listener l is empty, ");
+    stage.undrain();
+    let live = join(&stage.address, &server);
+    stage.proxy.relay.signal(Signal::TERM);
+    stage.wait_logged("no longer accepting");
+    drop(live);
+    stage.proxy.relay.wait_end();
+    assert_eq!(stage.lines_logged("is empty"), 1);
 }
 
 #[test]

@@ -5,13 +5,15 @@ use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::thread;
 
 use netlab::{Need, Scratch, available};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::deployments::{image, in_image, make_run_directory};
 use super::sessions::{as_user, join};
-use super::{CONFIGURATION, answers, image, in_image, make_run_directory};
+use super::{CONFIGURATION, answers};
 use crate::doctor::for_anybody;
 use crate::patience::until;
 use crate::relay::{Relay, command, output};
@@ -98,6 +100,11 @@ fn a_process_with_a_socket_for_reading_is_one_process() {
         ask(&["reload"]);
     }
     assert_eq!(relay.lines_logged("the configuration was reloaded"), 2);
+    // Who asks for another file is told of this one.
+    let told = home.ask(&["status", "--config", "/nonexistent"]);
+    let told = String::from_utf8_lossy(&told.stderr);
+    let why = format!("runs /nonexistent; the only running configuration is {file}\n");
+    assert!(told.ends_with(&why), "{told}");
     // Who is alone on the socket for reading is told so.
     let read = read.to_str().expect("UTF-8");
     let told = expect_done(&home.ask(&["status", "--json", "--control", read]));
@@ -252,7 +259,7 @@ fn a_process_that_drains_is_left_out_only_if_another_one_serves_its_file() {
     }
     let home = Home::new(65525);
     let server = Server::new();
-    let (draining, first) = home.start("1.toml", &to(&server));
+    let (mut draining, first) = home.start("1.toml", &to(&server));
     answers(&home.run(&format!("{}.sock", draining.id())));
     let session = join(&draining, &server);
     draining.signal(Signal::TERM);
@@ -274,5 +281,62 @@ fn a_process_that_drains_is_left_out_only_if_another_one_serves_its_file() {
     let (successor, _) = home.start("1.toml", &to(&server));
     answers(&home.run(&format!("{}.sock", successor.id())));
     expect_done(&home.ask(&["reload", "--config", &first]));
-    drop(session);
+    // An order goes to the one that serves, but a server is empty only once it is so in both.
+    let drain = ["drain", &server.address, "--config", &first, "--wait"];
+    let late = home.ask(&[&drain[..], &["--timeout", "10ms"]].concat());
+    assert_eq!(late.status.code(), Some(1), "{late:?}");
+    let lines = |said: &[u8]| {
+        String::from_utf8_lossy(said)
+            .lines()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let line = |process: &str, state: &str, count: &str| {
+        format!(
+            "{process}, backend b, server {}: {state}, {count}, weight 1",
+            server.address
+        )
+    };
+    let old = format!("draining process {}", draining.id());
+    let new = format!("process {}", successor.id());
+    let drained = line(&new, "drained", "0 connections");
+    let has_one = line(&old, "not checked", "1 connection");
+    let expected = [drained, has_one];
+    assert_eq!(lines(&late.stdout), expected);
+    assert!(String::from_utf8_lossy(&late.stderr).contains("still has 1 connection after 10ms"));
+    let told = thread::scope(|scope| {
+        let waiting = scope.spawn(|| home.ask(&drain));
+        let has_asked = || successor.lines_logged("was asked for by") == 3;
+        until("it is drained again", has_asked);
+        drop(session);
+        waiting.join().expect("it returns")
+    });
+    assert!(told.status.success(), "{told:?}");
+    // The other one may have ended with its last session before it was looked at.
+    assert_eq!(lines(&told.stdout)[0], expected[0]);
+    draining.wait_end();
+}
+
+#[test]
+fn orders_to_a_process_that_drains_say_that_none_serves() {
+    if !available(Need::Root) {
+        return;
+    }
+    let home = Home::new(65522);
+    let server = Server::new();
+    let (draining, _) = home.start("1.toml", &to(&server));
+    answers(&home.run(&format!("{}.sock", draining.id())));
+    let _session = join(&draining, &server);
+    draining.signal(Signal::TERM);
+    draining.wait_logged("no longer accepting");
+    for order in ["drain", "undrain"] {
+        let done = home.ask(&[order, &server.address]);
+        assert!(done.status.success(), "{done:?}");
+        let told = String::from_utf8_lossy(&done.stderr);
+        let why = format!(
+            "process {} drains and takes no new clients; no process is reached",
+            draining.id()
+        );
+        assert!(told.contains(&why), "{told}");
+    }
 }

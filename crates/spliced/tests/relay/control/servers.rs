@@ -1,6 +1,8 @@
 //! Orders about servers, over HTTP and by the commands; `drained.rs` has what becomes of the clients.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use netlab::{Need, Process, Scratch, available};
@@ -66,6 +68,20 @@ impl Stage {
         let output = self.ask(arguments);
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         output
+    }
+
+    /// What a command that succeeds prints.
+    pub(super) fn says(&self, arguments: &[&str]) -> String {
+        String::from_utf8(self.succeeds(arguments).stdout).expect("text")
+    }
+
+    /// What an order about `server` of backend `b` prints.
+    pub(super) fn line(&self, server: &Server, what: &str) -> String {
+        let process = self.proxy.relay.id();
+        format!(
+            "process {process}, backend b, server {}: {what}\n",
+            server.address
+        )
     }
 
     pub(super) fn fails(&self, arguments: &[&str]) -> String {
@@ -192,6 +208,12 @@ fn curl_gives_orders_about_servers_with_any_name() {
             "404",
             "backend b.-_ has no server x; the servers are",
         ),
+        (
+            "POST",
+            "x%0A/drain",
+            "404",
+            "has no server x\\n; the servers",
+        ),
         ("PUT", &format!("{name}/weight"), "400", "from 0 to 256"),
         (
             "PUT",
@@ -242,6 +264,8 @@ fn a_socket_for_reading_takes_no_orders_about_servers() {
         let (status, told) = curl(&read, &["-X", method, &format!("{url}/{what}")]);
         assert_eq!(status, "403", "{told}");
     }
+    let refused = relay.wait_logged(" was refused: the socket is for reading only");
+    assert!(refused.contains("/drain of user "), "{refused}");
     let (_, told) = curl(&read, &[&url]);
     assert_eq!(told["state"], "not checked");
     // A relay to one target is drained, too.
@@ -267,13 +291,50 @@ fn an_order_does_not_wait_for_a_reload() {
         stage.proxy.write(&slow);
         stage.proxy.relay.signal(rustix::process::Signal::HUP);
         until("it waits for the name", || names.slow_names() > 0);
+        // They wait for the reload, and keep nobody from what does not.
+        let waiting: Vec<_> = (0..8).map(|_| asks_for_status(&stage.socket)).collect();
         stage.succeeds(&["drain", &server.address]);
         assert_eq!(stage.state(&server), "draining: 1");
         talk(&near, &far, 2);
         drop((near, far));
         stage.succeeds(&["drain", &server.address, "--wait"]);
         assert_eq!(stage.lines_logged("was reloaded"), 0);
+        drop(waiting);
     });
+}
+
+fn asks_for_status(socket: &Path) -> UnixStream {
+    let mut client = UnixStream::connect(socket).expect("a client");
+    let request = "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n";
+    client.write_all(request.as_bytes()).expect("it is sent");
+    client
+}
+
+#[test]
+fn a_process_that_drains_is_marked_where_its_sessions_and_servers_are_shown() {
+    let server = Server::new();
+    let stage = Stage::run(&of(&[quoted(&server)], ""));
+    let (near, far) = join(&stage.address, &server);
+    let process = stage.proxy.relay.id();
+    assert!(stage.says(&["backends"]).starts_with("BACKEND"));
+    stage.proxy.relay.signal(rustix::process::Signal::TERM);
+    stage.wait_logged("no longer accepting");
+    let marked = format!("draining {process}  ");
+    for command in ["backends", "sessions"] {
+        let table = stage.says(&[command]);
+        let lines: Vec<_> = table.lines().collect();
+        assert!(
+            matches!(lines[..], [head, row] if head.contains("PROCESS  ") && row.starts_with(&marked)),
+            "{table}"
+        );
+        let told: Value = serde_json::from_str(&stage.says(&[command, "--json"])).expect("JSON");
+        let one = &told[command][0];
+        assert_eq!(
+            (&one["process"], &one["process_draining"]),
+            (&process.into(), &true.into())
+        );
+    }
+    talk(&near, &far, 2);
 }
 
 #[test]

@@ -103,8 +103,8 @@ fn sessions_of_a_relay_are_shown_and_ended_by_curl() {
         (
             &socket,
             &["-X", "DELETE", "http://x/v1/sessions"],
-            "405",
-            "ask with GET",
+            "400",
+            "which sessions are to end",
         ),
         (
             &socket,
@@ -132,6 +132,11 @@ fn sessions_of_a_relay_are_shown_and_ended_by_curl() {
     relay.wait_logged(&format!(
         "DELETE /v1/sessions/1 was asked for by user {user} (process "
     ));
+    let failed = relay.wait_logged("DELETE /v1/sessions/9 of user ");
+    assert!(
+        failed.contains(" failed: there is no session 9;"),
+        "{failed}"
+    );
     until("the first one is gone", || filtered("") == [2]);
     second.1.write_number(2);
     assert_eq!(second.0.read_number(), 2);
@@ -164,6 +169,56 @@ fn sessions_of_a_relay_are_shown_and_ended_by_the_commands() {
     near.expect_end();
     far.expect_reset();
     until("it is gone", || shown(&["sessions"]) == "no sessions\n");
+}
+
+#[test]
+fn all_sessions_that_the_filters_take_are_ended_and_no_others() {
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let server = Server::new();
+    let relay = Relay::between("127.0.0.1:0", &server.address, &["--control", path]);
+    answers(&socket);
+    let kill = |filters: &[&str]| {
+        let filters = filters.iter().flat_map(|filter| ["--filter", filter]);
+        let mut kill = command(&["kill", "--control", path]);
+        output(kill.args(filters))
+    };
+    let mut live: Vec<_> = (0..4).map(|_| join(&relay, &server)).collect();
+    let (near, far) = live.pop().expect("four");
+    let own = near.local_address();
+    let nobody = kill(&["client=127.0.0.1", "engine=sockmap"]);
+    assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
+    let told = String::from_utf8(nobody.stderr).expect("text");
+    let why = "there is no session with client=127.0.0.1 and engine=sockmap; 'spliced sessions'";
+    assert!(told.contains(why), "{told}");
+    let said = |killed: Output| {
+        assert!(killed.status.success(), "{killed:?}");
+        String::from_utf8(killed.stdout).expect("text")
+    };
+    let own_filter = format!("client={own}");
+    let process = relay.id();
+    assert_eq!(
+        said(kill(&[&own_filter])),
+        format!("process {process}: 1 session ends\n")
+    );
+    near.expect_reset();
+    far.expect_reset();
+    for (near, far) in &live {
+        near.write_number(2);
+        assert_eq!(far.read_number(), 2);
+    }
+    until("it is gone", || {
+        kill(&[&own_filter]).status.code() == Some(1)
+    });
+    assert_eq!(
+        said(kill(&["client=127.0.0.1", "phase=relaying"])),
+        format!("process {process}: 3 sessions end\n")
+    );
+    for (near, far) in &live {
+        near.expect_reset();
+        far.expect_reset();
+    }
 }
 
 /// Processes of a user who may ask no other ones.

@@ -1,10 +1,12 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use clap::Parser as _;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::admin::ControlSocket;
 use crate::cli::{Cli, Command};
 use crate::command::rated::tests::row;
 use crate::command::top::asker::Told;
@@ -38,7 +40,7 @@ pub(in crate::command::top) fn process(pid: u64, sessions: Vec<Row>, backends: V
         status: serde_json::from_value(status).expect("a status"),
         sessions: Ok(sessions),
     };
-    News::Told(socket(pid), told)
+    News::Told(Arc::new(ControlSocket::named(&socket(pid))), told)
 }
 
 pub(in crate::command::top) fn socket(pid: u64) -> PathBuf {
@@ -96,14 +98,14 @@ fn the_cursor_follows_its_session_and_that_one_is_ended() {
     assert_eq!(press(&mut model, "k"), []);
     let sessions = vec![session(1, 100), session(3, 2000)];
     model.news(process(7, sessions, json!([])), UNIX_EPOCH);
-    let [Action::End(target)] = &press(&mut model, "y")[..] else {
+    let [Action::Order(order)] = &press(&mut model, "y")[..] else {
         panic!("it is not ended");
     };
-    assert_eq!((target.id, target.of.process), (3, 7));
-    assert_eq!(target.of.socket, "/run/7.sock");
-    assert_eq!(target.started, "2026-11-28T00:00:00.000Z");
+    assert_eq!((&order.what, order.of.process()), (&What::End(3), 7));
+    assert_eq!(order.of.path(), Path::new("/run/7.sock"));
+    assert_eq!(order.started, "2026-11-28T00:00:00.000Z");
     assert_eq!(model.orders, 1);
-    model.news(News::Ending(3, Ok(())), UNIX_EPOCH);
+    model.news(News::Ordered(What::End(3), Ok(None)), UNIX_EPOCH);
     assert_eq!(model.orders, 0);
     assert_eq!(model.message.as_deref(), Some("session 3 is being ended"));
 }
@@ -121,6 +123,104 @@ fn a_session_is_left_alone_unless_that_is_confirmed() {
     assert!(model.dialog.is_none(), "there is no session there");
     let mut empty = model_of(&[]);
     assert_eq!(press(&mut empty, "ky"), []);
+}
+
+/// Two servers of a backend; the relay of the second process has no weights.
+fn with_servers() -> Model {
+    let mut model = model_of(&[]);
+    let servers = |weight: Value| {
+        json!([{ "name": "b", "servers": [
+            { "server": "x:1", "state": "up", "weight": weight },
+            { "server": "y:1", "state": "up", "weight": weight },
+        ]}])
+    };
+    model.news(process(7, Vec::new(), servers(json!(2))), UNIX_EPOCH);
+    model.news(process(8, Vec::new(), servers(json!(null))), UNIX_EPOCH);
+    press(&mut model, "2");
+    model
+}
+
+fn change(server: &str, change: Change) -> What {
+    let place = Place {
+        backend: "b".into(),
+        server: server.into(),
+    };
+    What::Change(place, change)
+}
+
+#[test]
+fn the_server_under_the_cursor_is_changed_once_that_is_confirmed() {
+    for (keys, expected) in [
+        ("↓dy", Some(Change::Drain)),
+        ("↓u⏎", Some(Change::Undrain)),
+        ("↓w0⏎y", Some(Change::Weigh(0))),
+        ("↓w 256⏎Y", Some(Change::Weigh(256))),
+        // The wrong number is corrected.
+        ("↓w257⏎⌫⌫⏎y", Some(Change::Weigh(2))),
+        ("↓dn", None),
+        ("↓d⎋", None),
+        ("↓du", None),
+        ("↓w5⏎n", None),
+        ("↓w5⎋y", None),
+        ("↓w257⏎y", None),
+        ("↓w⏎y", None),
+        ("↓w-1⏎y", None),
+        ("↓w1.5⏎y", None),
+    ] {
+        let mut model = with_servers();
+        let orders = press(&mut model, keys);
+        let expected = expected.map(|expected| change("y:1", expected));
+        let given = orders.iter().map(|action| match action {
+            Action::Order(order) => {
+                assert_eq!(order.of.process(), 7);
+                assert_eq!(order.started, "2026-11-28T00:00:00.000Z");
+                order.what.clone()
+            }
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(
+            given.collect::<Vec<_>>(),
+            Vec::from_iter(expected),
+            "{keys}"
+        );
+    }
+}
+
+#[test]
+fn a_change_of_a_server_is_only_asked_for_where_it_can_be() {
+    for keys in ["1dy", "3uy", "1w5⏎y"] {
+        let mut model = with_servers();
+        assert_eq!(press(&mut model, keys), [], "{keys}");
+    }
+    let mut model = with_servers();
+    press(&mut model, "1w");
+    let why = "a server is drained, undrained or weighed on page 2";
+    assert_eq!(model.message.as_deref(), Some(why));
+    press(&mut model, "2⇲w");
+    assert_eq!(model.message.as_deref(), Some("server y:1 has no weight"));
+    let mut empty = model_of(&[]);
+    assert_eq!(press(&mut empty, "2dyuyw1⏎y"), []);
+}
+
+#[test]
+fn what_came_of_a_change_is_told() {
+    for (what, done) in [
+        (
+            Change::Drain,
+            "server x:1 gets no new clients; those that it has go on",
+        ),
+        (Change::Undrain, "server x:1 is no longer drained"),
+        (Change::Weigh(7), "server x:1 has the weight 7 now"),
+    ] {
+        let mut model = with_servers();
+        model.orders = 2;
+        let what = change("x:1", what);
+        model.news(News::Ordered(what.clone(), Ok(None)), UNIX_EPOCH);
+        assert_eq!(model.message.as_deref(), Some(done));
+        model.news(News::Ordered(what, Err("refused".into())), UNIX_EPOCH);
+        assert_eq!(model.message.as_deref(), Some("refused"));
+        assert_eq!(model.orders, 0);
+    }
 }
 
 #[test]
@@ -188,7 +288,10 @@ fn a_pause_keeps_everything_but_the_fate_of_orders() {
     assert_eq!(order(&model), [2, 3, 1]);
     press(&mut model, "k");
     press(&mut model, "y");
-    model.news(News::Ending(2, Err("it is gone".into())), UNIX_EPOCH);
+    model.news(
+        News::Ordered(What::End(2), Err("it is gone".into())),
+        UNIX_EPOCH,
+    );
     assert_eq!(model.message.as_deref(), Some("it is gone"));
     press(&mut model, " ");
     assert_eq!(model.message, None);
@@ -214,7 +317,8 @@ fn processes_come_and_go() {
     let News::Told(_, told) = process(8, vec![session(1, 5)], json!([])) else {
         panic!("another answer");
     };
-    model.news(News::Told("/run/read".into(), told), UNIX_EPOCH);
+    let reading = Arc::new(ControlSocket::named(Path::new("/run/read")));
+    model.news(News::Told(reading, told), UNIX_EPOCH);
     assert_eq!((model.known.count(), order(&model).len()), (1, 1));
 }
 

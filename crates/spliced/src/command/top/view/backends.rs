@@ -1,53 +1,45 @@
 //! The page of the servers.
 
-use std::time::SystemTime;
-
-use ratatui_core::style::{Color, Modifier, Style};
+use ratatui_core::style::{Color, Style};
 
 use super::super::known::ServerOf;
 use super::super::model::Model;
-use super::columns::{Column, Row, figures, text};
+use super::columns::{Column, Row, Table, figures, name, text};
 use super::figures::time;
-use super::{List, visible};
+use super::{List, PROCESS, hidden, process, style, visible};
+
+const WEIGHT: &str = "WEIGHT";
 
 const COLUMNS: [Column; 10] = [
-    figures("PROCESS", 7, 4),
-    text("BACKEND", 10, 0),
-    text("SERVER", 21, 1),
+    figures(PROCESS, 7, 5),
+    name("BACKEND", 10, 0),
+    name("SERVER", 21, 1),
     text("STATE", 11, 2),
-    figures("FOR", 6, 6),
+    figures("FOR", 6, 7),
     figures("SESSIONS", 8, 3),
-    figures("WEIGHT", 6, 8),
-    figures("TOTAL", 5, 7),
+    figures(WEIGHT, 6, 4),
+    figures("TOTAL", 5, 8),
     figures("FAILED", 6, 9),
-    text("WHY, OR THE LAST ERROR", 20, 5),
+    text("WHY, OR THE LAST ERROR", 16, 6),
 ];
-
-const WEIGHT: usize = 6;
 
 pub(super) fn list(model: &Model) -> List {
     let servers = model.servers();
-    let has_one_process = model.known.count() < 2;
+    let mut hidden = hidden(model);
     // Not every kind of relay has weights.
-    let has_weights = servers.iter().any(|of| of.server.weight.is_some());
-    let is_shown = |number: &usize| match *number {
-        0 => !has_one_process,
-        WEIGHT => has_weights,
-        _ => true,
-    };
-    let rows = visible(model, servers.iter()).map(|of| {
-        let cells = cells(of, model.now).into_iter().enumerate();
-        let cells = cells.filter(|(number, _)| is_shown(number));
-        Row {
-            cells: cells.map(|(_, cell)| cell).collect(),
-            style: style(of, model),
-        }
+    if servers.iter().all(|of| of.server.weight.is_none()) {
+        hidden.push(WEIGHT);
+    }
+    let rows = visible(model, servers.iter()).map(|of| Row {
+        cells: cells(of, model).into(),
+        style: style(model, of.of, style_of_state(&of.server.state)),
     });
-    let columns = COLUMNS.into_iter().enumerate();
-    let columns = columns.filter(|(number, _)| is_shown(number));
     List {
-        columns: columns.map(|(_, column)| column).collect(),
-        rows: rows.collect(),
+        table: Table {
+            columns: &COLUMNS,
+            hidden,
+            rows: rows.collect(),
+        },
         details: match servers.get(model.rows().0) {
             Some(of) => details(of),
             None => Vec::new(),
@@ -56,14 +48,14 @@ pub(super) fn list(model: &Model) -> List {
     }
 }
 
-fn cells(of: &ServerOf<'_>, now: SystemTime) -> [String; 10] {
+fn cells(of: &ServerOf<'_>, model: &Model) -> [String; 10] {
     let server = of.server;
     let since = server.since.as_deref().unwrap_or_default();
     let since = humantime::parse_rfc3339(since).ok();
     // The clock of another host, or one that was set back.
-    let age = since.map(|since| now.duration_since(since).unwrap_or_default());
+    let age = since.map(|since| model.now.duration_since(since).unwrap_or_default());
     [
-        of.process.to_string(),
+        process(model, of.of),
         of.backend.name.clone(),
         server.server.clone(),
         server.state.clone(),
@@ -88,16 +80,12 @@ fn why(of: &ServerOf<'_>) -> String {
         .unwrap_or_default()
 }
 
-fn style(of: &ServerOf<'_>, model: &Model) -> Style {
-    let style = match &*of.server.state {
+fn style_of_state(state: &str) -> Style {
+    match state {
         "down" | "out" | "unresolved" => Style::new().fg(Color::Red),
         "up" | "not checked" => Style::new(),
         // Somebody takes it out of service.
         _ => Style::new().fg(Color::Yellow),
-    };
-    match model.known.is_silent(of.socket) {
-        true => style.add_modifier(Modifier::DIM),
-        false => style,
     }
 }
 

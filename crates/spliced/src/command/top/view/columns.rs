@@ -5,10 +5,10 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::{Modifier, Style};
 use ratatui_core::text::Span;
 
-use super::super::super::table::printable;
+use super::super::super::table::{printable, shortened};
 
 /// In place of what has been cut off, on terminals of any character set.
-const CUT: &str = "~";
+const CUT: char = '~';
 
 /// A column.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +24,19 @@ pub(super) struct Column {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Left,
-    /// Figures, which always have the least width.
+    /// What is too long loses its middle: names often begin alike, or end alike.
+    LeftWithEnds,
+    /// Figures, which are never shortened.
     Right,
+}
+
+pub(super) const fn name(head: &'static str, least: usize, rank: u8) -> Column {
+    Column {
+        head,
+        side: Side::LeftWithEnds,
+        least,
+        rank,
+    }
 }
 
 pub(super) const fn text(head: &'static str, least: usize, rank: u8) -> Column {
@@ -53,15 +64,24 @@ pub(super) struct Row {
     pub(super) style: Style,
 }
 
+/// Columns with the cells of rows.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) columns: &'static [Column],
+    /// The heads of those that say nothing now.
+    pub(super) hidden: Vec<&'static str>,
+    pub(super) rows: Vec<Row>,
+}
+
 /// Draws the head and the rows, of which the one with the number `selected` is marked.
 pub(super) fn draw(
     buffer: &mut Buffer,
     (head, list): (Rect, Rect),
-    columns: &[Column],
-    rows: &[Row],
+    table: &Table,
     selected: usize,
 ) {
-    let widths = widths(columns, rows, usize::from(list.width));
+    let Table { columns, rows, .. } = table;
+    let widths = widths(table, usize::from(list.width));
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let heads = columns.iter().map(|column| column.head);
     if !head.is_empty() {
@@ -89,7 +109,7 @@ pub(super) fn draw_text(buffer: &mut Buffer, area: Rect, text: &str, style: Styl
     let room = width - u16::from(is_cut);
     buffer.set_stringn(x, y, &text, room.into(), style);
     if is_cut {
-        buffer.set_stringn(x + room, y, CUT, 1, style);
+        buffer.set_stringn(x + room, y, CUT.to_string(), 1, style);
     }
 }
 
@@ -106,16 +126,20 @@ fn draw_row<'a>(
         let Some(width) = *width else { continue };
         let left = line.right().saturating_sub(x);
         let width = u16::try_from(width).unwrap_or(u16::MAX).min(left);
-        let cell = if cell.is_empty() { "-" } else { cell };
-        let used = u16::try_from(Span::raw(cell).width()).unwrap_or(u16::MAX);
+        let cell = match (cell, column.side) {
+            ("", _) => "-".into(),
+            (_, Side::LeftWithEnds) => shortened(printable(cell), width.into(), CUT),
+            _ => printable(cell),
+        };
+        let used = u16::try_from(Span::raw(&*cell).width()).unwrap_or(u16::MAX);
         let indent = match column.side {
-            Side::Left => 0,
+            Side::Left | Side::LeftWithEnds => 0,
             Side::Right => width.saturating_sub(used),
         };
         draw_text(
             buffer,
             Rect::new(x + indent, line.y, width - indent, 1),
-            cell,
+            &cell,
             style,
         );
         x = x.saturating_add(width + 1);
@@ -123,24 +147,26 @@ fn draw_row<'a>(
 }
 
 /// How wide each column is; `None` if it has no room.
-fn widths(columns: &[Column], rows: &[Row], total: usize) -> Vec<Option<usize>> {
+fn widths(table: &Table, total: usize) -> Vec<Option<usize>> {
+    let Table { columns, rows, .. } = table;
     let wanted: Vec<_> = (columns.iter().enumerate())
         .map(|(number, column)| {
             let cells = rows
                 .iter()
-                .map(|row| Span::raw(&*row.cells[number]).width());
+                .map(|row| Span::raw(printable(&row.cells[number])).width());
             let head = column.head.len();
             match column.side {
-                Side::Left => cells.fold(head, usize::max),
+                Side::Left | Side::LeftWithEnds => cells.fold(head, usize::max),
                 Side::Right => cells.fold(head.max(column.least), usize::max),
             }
         })
         .collect();
     let least = |number: usize| match columns[number].side {
-        Side::Left => wanted[number].min(columns[number].least),
+        Side::Left | Side::LeftWithEnds => wanted[number].min(columns[number].least),
         Side::Right => wanted[number],
     };
-    let mut by_rank: Vec<_> = (0..columns.len()).collect();
+    let is_shown = |number: &usize| !table.hidden.contains(&columns[*number].head);
+    let mut by_rank: Vec<_> = (0..columns.len()).filter(is_shown).collect();
     by_rank.sort_by_key(|number| columns[*number].rank);
     let mut widths = vec![None; columns.len()];
     // With the gap before each but the first.
@@ -180,22 +206,26 @@ mod tests {
     use super::*;
 
     fn lines(width: u16, rows: &[[&str; 4]]) -> Vec<String> {
-        let columns = [
+        const COLUMNS: [Column; 4] = [
             text("NAME", 4, 0),
             figures("BYTES", 5, 1),
-            text("TARGET", 6, 2),
+            name("TARGET", 6, 2),
             text("WHY", 10, 3),
         ];
         let rows = rows.iter().map(|cells| Row {
             cells: cells.map(Into::into).into(),
             style: Style::new(),
         });
-        let rows: Vec<_> = rows.collect();
+        let table = Table {
+            columns: &COLUMNS,
+            hidden: Vec::new(),
+            rows: rows.collect(),
+        };
         let area = Rect::new(0, 0, width, 3);
         let mut buffer = Buffer::empty(area);
         let head = Rect::new(0, 0, width, 1);
         let list = Rect::new(0, 1, width, 2);
-        draw(&mut buffer, (head, list), &columns, &rows, 0);
+        draw(&mut buffer, (head, list), &table, 0);
         super::super::tests::lines(&buffer)
     }
 
@@ -217,8 +247,8 @@ mod tests {
             lines(28, &rows),
             [
                 "NAME BYTES TARGET WHY",
-                "a        1 192.0~ because o~",
-                "b       22 \\u{1b~ -"
+                "a        1 192~.1 because o~",
+                "b       22 \\u{~2J -"
             ]
         );
         assert_eq!(

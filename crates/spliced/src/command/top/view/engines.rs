@@ -4,7 +4,7 @@ use ratatui_core::style::{Modifier, Style};
 
 use super::super::engines::Share;
 use super::super::model::Model;
-use super::columns::{Column, Row, figures, text};
+use super::columns::{Column, Row, Table, figures, text};
 use super::figures::bytes;
 use super::{List, visible};
 
@@ -38,8 +38,11 @@ pub(super) fn list(model: &Model) -> List {
         }
     });
     List {
-        columns: COLUMNS.into(),
-        rows: rows.collect(),
+        table: Table {
+            columns: &COLUMNS,
+            hidden: Vec::new(),
+            rows: rows.collect(),
+        },
         details: shares.get(model.rows().0).map(detail).into_iter().collect(),
         nothing: "no sessions",
     }

@@ -7,7 +7,7 @@ use ratatui_core::widgets::Widget as _;
 
 use super::columns::draw_text;
 
-const HELP: [(&str, &str); 18] = [
+const HELP: [(&str, &str); 21] = [
     ("1 2 3 Tab", "sessions, backends, engines; the next page"),
     (
         "Up Down PgUp PgDn",
@@ -29,11 +29,17 @@ const HELP: [(&str, &str); 18] = [
     ("F6 >", "sort"),
     ("I", "the other way round"),
     ("F9 k", "end the session under the cursor with a reset"),
+    ("d u", "drain or undrain the server under the cursor"),
+    ("w", "weigh it: its share of new clients"),
     ("p Space", "pause: the page stays as it is"),
     ("Ctrl-L", "draw all again"),
     ("Ctrl-Z", "stop; fg goes on"),
     ("F10 q Ctrl-C", "end"),
     ("", ""),
+    (
+        "D in PROCESS",
+        "the process drains: it ends with its last session",
+    ),
     (
         "RATE, BYTES",
         "of both directions; K, M, G are powers of 1024",

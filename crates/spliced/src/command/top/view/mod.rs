@@ -5,6 +5,7 @@ mod columns;
 mod engines;
 mod figures;
 mod help;
+mod sentence;
 mod sessions;
 
 use clap::ValueEnum as _;
@@ -12,13 +13,15 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Modifier, Style};
 
-use self::columns::{Column, Row, draw_text};
+use self::columns::{Table, draw_text};
 use self::figures::bytes;
 use self::help::overlay;
+use super::super::processes::Of;
 use super::super::rated::Rated;
 use super::dialog::{Dialog, Prompt};
 use super::model::{Model, Page};
 use crate::session_args::SessionOrder;
+use crate::weight::WEIGHT_MOST;
 
 /// The keys in the last line, as in htop.
 const KEYS: [(&str, &str); 8] = [
@@ -32,11 +35,24 @@ const KEYS: [(&str, &str); 8] = [
     ("p", "Pause"),
 ];
 
+const KEYS_OF_SERVERS: [(&str, &str); 8] = [
+    ("F1", "Help "),
+    ("F3", "Search "),
+    ("d", "Drain "),
+    ("u", "Undrain "),
+    ("w", "Weigh "),
+    ("F10", "Quit "),
+    ("Tab", "Page "),
+    ("p", "Pause"),
+];
+
+/// Of the pages whose rows are of processes.
+const PROCESS: &str = "PROCESS";
+
 /// The list of a page.
 struct List {
-    columns: Vec<Column>,
-    /// From the first one that is shown.
-    rows: Vec<Row>,
+    /// Its rows from the first one that is shown.
+    table: Table,
     /// More of the selected row, the most important first.
     details: Vec<String>,
     /// What is said if there are no rows.
@@ -56,28 +72,27 @@ pub(super) fn draw(model: &Model, buffer: &mut Buffer) {
     };
     let (row, first) = model.rows();
     let parts = (layout.head, layout.list);
-    columns::draw(buffer, parts, &list.columns, &list.rows, row - first);
-    if list.rows.is_empty() {
+    columns::draw(buffer, parts, &list.table, row - first);
+    if list.table.rows.is_empty() {
         let text = nothing(model, &list);
         draw_text(buffer, line(layout.list, 0), text, Style::new());
     }
     let notices = model.known.notices().join("; ");
     let red = Style::new().fg(Color::Red);
     draw_text(buffer, layout.notice, &notices, red);
-    let bold = Style::new().add_modifier(Modifier::BOLD);
-    let (details, style) = match (&model.dialog, &model.message) {
-        (Some(Dialog::Kill(..)), _) => (question(model).into_iter().collect(), bold),
-        (_, Some(message)) => (vec![message.clone()], bold),
-        _ => (list.details, Style::new()),
-    };
-    for (detail, line) in details.iter().zip(layout.detail.rows()) {
-        draw_text(buffer, line, detail, style);
-    }
-    draw_keys(model, buffer, layout.keys);
     let above = Rect {
         height: buffer.area.height - layout.keys.height,
         ..buffer.area
     };
+    match sentence(model) {
+        Some((text, style)) => sentence::draw(buffer, above, layout.detail.y, &text, style),
+        None => {
+            for (detail, line) in list.details.iter().zip(layout.detail.rows()) {
+                draw_text(buffer, line, detail, Style::new());
+            }
+        }
+    }
+    draw_keys(model, buffer, layout.keys);
     match &model.dialog {
         Some(Dialog::Help) => help::draw(buffer, above),
         Some(Dialog::Sort(at)) => {
@@ -104,8 +119,12 @@ fn draw_title(model: &Model, sessions: &[&Rated], buffer: &mut Buffer, area: Rec
     };
     let rate = sessions.iter().map(|one| one.bytes_per_second()).sum();
     let paused = if model.is_paused { ", PAUSED" } else { "" };
+    let draining = match model.known.draining() {
+        0 => String::new(),
+        number => format!(" ({number} draining)"),
+    };
     let text = format!(
-        "spliced top{paused}: {}, {shown}{}, {}/s",
+        "spliced top{paused}: {}{draining}, {shown}{}, {}/s",
         count(model.known.count(), "process", "processes"),
         count(all, "session", "sessions"),
         bytes(rate),
@@ -155,17 +174,11 @@ fn draw_keys(model: &Model, buffer: &mut Buffer, area: Rect) {
     match &model.dialog {
         Some(Dialog::Search(prompt)) => draw_prompt(buffer, area, "Search", prompt),
         Some(Dialog::Filter(prompt)) => draw_prompt(buffer, area, "Filter", prompt),
-        Some(Dialog::Kill(..)) => {
-            let text = match model.layout().detail.is_empty() {
-                true => question(model).unwrap_or_default(),
-                false => "y ends it; any other key leaves it".into(),
-            };
-            draw_text(
-                buffer,
-                area,
-                &text,
-                Style::new().add_modifier(Modifier::BOLD),
-            );
+        Some(Dialog::Weigh(_, prompt)) => draw_prompt(buffer, area, "Weight", prompt),
+        Some(Dialog::Confirm(order, _)) => {
+            let text = format!("y {} it; any other key leaves it", order.what.verb());
+            let bold = Style::new().add_modifier(Modifier::BOLD);
+            draw_text(buffer, area, &text, bold);
         }
         Some(Dialog::Sort(_)) => {
             draw_text(buffer, area, "Enter sorts; Esc leaves it", Style::new());
@@ -173,7 +186,11 @@ fn draw_keys(model: &Model, buffer: &mut Buffer, area: Rect) {
         Some(Dialog::Help) | None => {
             let reversed = Style::new().add_modifier(Modifier::REVERSED);
             let mut left = area;
-            for (key, meaning) in KEYS {
+            let keys = match model.page {
+                Page::Backends => KEYS_OF_SERVERS,
+                Page::Sessions | Page::Engines => KEYS,
+            };
+            for (key, meaning) in keys {
                 left = draw_part(buffer, left, key, Style::new());
                 left = draw_part(buffer, left, meaning, reversed);
             }
@@ -190,15 +207,7 @@ fn draw_prompt(buffer: &mut Buffer, area: Rect, what: &str, prompt: &Prompt) {
     let text: String = prompt.text.chars().skip(hidden).collect();
     let left = draw_part(buffer, left, &text, Style::new());
     let reversed = Style::new().add_modifier(Modifier::REVERSED);
-    let left = draw_part(buffer, left, " ", reversed);
-    if let Some(wrong) = &prompt.wrong {
-        draw_text(
-            buffer,
-            left,
-            &format!(" {wrong}"),
-            Style::new().fg(Color::Red),
-        );
-    }
+    draw_part(buffer, left, " ", reversed);
 }
 
 /// Draws a text at the left of `area`, and returns what is left of that.
@@ -214,14 +223,52 @@ fn draw_part(buffer: &mut Buffer, area: Rect, text: &str, style: Style) -> Rect 
     }
 }
 
-fn question(model: &Model) -> Option<String> {
-    let Some(Dialog::Kill(target, question)) = &model.dialog else {
-        return None;
+/// What is asked of the person, or told, in the place of details.
+fn sentence(model: &Model) -> Option<(String, Style)> {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let prompt = match &model.dialog {
+        Some(Dialog::Search(prompt) | Dialog::Filter(prompt) | Dialog::Weigh(_, prompt)) => {
+            Some(prompt)
+        }
+        _ => None,
     };
-    Some(format!(
-        "End session {} of process {}, {} to {}? y/n",
-        target.id, target.of.process, question.client, question.target
-    ))
+    if let Some(wrong) = prompt.and_then(|prompt| prompt.wrong.as_ref()) {
+        return Some((wrong.clone(), Style::new().fg(Color::Red)));
+    }
+    match &model.dialog {
+        Some(Dialog::Confirm(_, question)) => Some((question.clone(), bold)),
+        Some(Dialog::Weigh(order, _)) => {
+            let text = format!("The weight of {}, from 0 to {WEIGHT_MOST}", order.name());
+            Some((text, bold))
+        }
+        _ => model.message.clone().map(|message| (message, bold)),
+    }
+}
+
+/// The heads of columns that say nothing now.
+fn hidden(model: &Model) -> Vec<&'static str> {
+    match model.known.count() < 2 && model.known.draining() == 0 {
+        true => vec![PROCESS],
+        false => Vec::new(),
+    }
+}
+
+/// The number of the process, with a mark if it drains.
+fn process(model: &Model, of: &Of) -> String {
+    let mark = if model.known.drains(of) { "D " } else { "" };
+    format!("{mark}{}", of.process())
+}
+
+/// How a row of a process looks, which `style` is the look of otherwise.
+fn style(model: &Model, of: &Of, style: Style) -> Style {
+    let style = match style.fg {
+        None if model.known.drains(of) => style.fg(Color::Yellow),
+        _ => style,
+    };
+    match model.known.is_silent(of) {
+        true => style.add_modifier(Modifier::DIM),
+        false => style,
+    }
 }
 
 /// Why a page has no rows.

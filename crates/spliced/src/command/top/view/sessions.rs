@@ -1,24 +1,25 @@
 //! The page of the sessions.
 
-use ratatui_core::style::{Modifier, Style};
+use ratatui_core::style::Style;
 
 use super::super::super::rated::Rated;
 use super::super::model::Model;
-use super::columns::{Column, Row, figures, text};
+use super::columns::{Column, Row, Table, figures, name, text};
 use super::figures::{bytes, time};
-use super::{List, visible};
+use super::{List, PROCESS, hidden, process, style, visible};
+use crate::session_filter::SessionField;
 
 /// An IPv4 address with its port: less would say nothing.
 const ADDRESS: usize = 21;
 
 const COLUMNS: [Column; 16] = [
-    figures("PROCESS", 7, 4),
+    figures(PROCESS, 7, 4),
     figures("ID", 2, 0),
-    text("LISTENER", ADDRESS, 9),
-    text("CLIENT", ADDRESS, 1),
-    text("BACKEND", ADDRESS, 10),
-    text("TARGET", ADDRESS, 3),
-    text("NAME", 16, 12),
+    name("LISTENER", ADDRESS, 9),
+    name("CLIENT", ADDRESS, 1),
+    name("BACKEND", ADDRESS, 10),
+    name("TARGET", ADDRESS, 3),
+    name("NAME", 16, 12),
     text("PHASE", 11, 11),
     text("ENGINE", 7, 5),
     figures("RATE", 5, 2),
@@ -31,18 +32,16 @@ const COLUMNS: [Column; 16] = [
 ];
 
 pub(super) fn list(model: &Model, sessions: &[&Rated]) -> List {
-    let left_out = usize::from(model.known.count() < 2);
-    let rows = visible(model, sessions.iter());
-    let rows = rows.map(|one| Row {
-        cells: cells(one).into_iter().skip(left_out).collect(),
-        style: match model.known.is_silent(one.of.socket.as_ref()) {
-            true => Style::new().add_modifier(Modifier::DIM),
-            false => Style::new(),
-        },
+    let rows = visible(model, sessions.iter()).map(|one| Row {
+        cells: cells(one, model).into(),
+        style: style(model, &one.of, Style::new()),
     });
     List {
-        columns: COLUMNS[left_out..].into(),
-        rows: rows.collect(),
+        table: Table {
+            columns: &COLUMNS,
+            hidden: hidden(model),
+            rows: rows.collect(),
+        },
         details: match sessions.get(model.rows().0) {
             Some(one) => details(one),
             None => Vec::new(),
@@ -54,18 +53,18 @@ pub(super) fn list(model: &Model, sessions: &[&Rated]) -> List {
     }
 }
 
-fn cells(one: &Rated) -> [String; 16] {
+fn cells(one: &Rated, model: &Model) -> [String; 16] {
     let row = &one.row;
     [
-        one.of.process.to_string(),
+        process(model, &one.of),
         row.id.to_string(),
-        row.listener.clone(),
-        row.client.clone(),
-        row.backend.clone().unwrap_or_default(),
-        row.target.clone(),
-        row.server_name.clone().unwrap_or_default(),
-        row.phase.word().into(),
-        row.engine.clone().unwrap_or_default(),
+        one.cell(SessionField::Listener),
+        one.cell(SessionField::Client),
+        one.cell(SessionField::Backend),
+        one.cell(SessionField::Target),
+        one.cell(SessionField::ServerName),
+        one.cell(SessionField::Phase),
+        one.cell(SessionField::Engine),
         bytes(one.bytes_per_second()),
         bytes(one.bytes()),
         time(row.age_ms),

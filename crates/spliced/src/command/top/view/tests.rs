@@ -1,3 +1,5 @@
+mod typed;
+
 use std::time::{Duration, UNIX_EPOCH};
 
 use ratatui_core::buffer::Buffer;
@@ -105,6 +107,149 @@ fn servers_are_shown_with_what_is_wrong() {
     );
 }
 
+/// A terminal has 80 columns, and names may be long.
+#[test]
+fn state_sessions_and_weight_are_in_sight_in_80_columns() {
+    let mut model = model_of(&["--delay", "5"]);
+    let servers = json!([{ "name": "a-backend-with-a-name", "servers": [
+        { "server": "server-1.internal.example.com:8443", "state": "not checked", "weight": 256,
+          "connections": 12_345_678, "total": 17, "failures": 1, "why": "x".repeat(100),
+          "since": "1970-01-01T00:00:00.000Z" },
+        { "server": "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535", "state": "unresolved", "weight": 0,
+          "connections": 0, "total": 0, "failures": 0 },
+    ]}]);
+    let now = UNIX_EPOCH + Duration::from_secs(3700);
+    model.news(process(4_194_304, Vec::new(), servers.clone()), now);
+    press(&mut model, "2");
+    assert_eq!(
+        shown(&mut model, 80, 24)[2..5],
+        [
+            "BACKEND     SERVER                 STATE       SESSIONS WEIGHT WHY, OR THE LAST~",
+            "a-back~name server-1.inte~com:8443 not checked 12345678    256 xxxxxxxxxxxxxxxx~",
+            "a-back~name [2001:db8:123~8]:65535 unresolved         0      0 -",
+        ]
+    );
+    // With the processes, and one that drains.
+    model.news(process(7, Vec::new(), servers), now);
+    let News::Told(socket, mut told) = process(4_194_304, Vec::new(), json!([])) else {
+        panic!("another answer");
+    };
+    told.status.process.state = "draining".into();
+    told.status.backends = model
+        .known
+        .servers()
+        .next()
+        .map(|of| of.backend.clone())
+        .into_iter()
+        .collect();
+    model.news(News::Told(socket, told), now);
+    let buffer = drawn(&mut model, 80, 24);
+    let lines = lines(&buffer);
+    let title = "spliced top: 2 processes (1 draining), 0 sessions, 0/s";
+    assert!(lines[0].starts_with(title), "{}", lines[0]);
+    assert_eq!(
+        lines[2..7],
+        [
+            "  PROCESS BACKEND         SERVER                     STATE       SESSIONS WEIGHT",
+            "D 4194304 a-backend~-name server-1.intern~e.com:8443 not checked 12345678    256",
+            "D 4194304 a-backend~-name [2001:db8:1234:~678]:65535 unresolved         0      0",
+            "        7 a-backend~-name server-1.intern~e.com:8443 not checked 12345678    256",
+            "        7 a-backend~-name [2001:db8:1234:~678]:65535 unresolved         0      0",
+        ]
+    );
+    assert_eq!(buffer[(12, 3)].fg, Color::Yellow, "it drains");
+    assert_eq!(buffer[(12, 4)].fg, Color::Red, "it is down, which is worse");
+    assert_eq!(buffer[(12, 5)].fg, Color::Reset);
+    // All of it has room in a wide terminal.
+    let wide = shown(&mut model, 200, 60);
+    assert!(
+        wide[2].contains("FOR SESSIONS WEIGHT TOTAL FAILED WHY"),
+        "{}",
+        wide[2]
+    );
+    assert!(wide[4].contains(" [2001:db8:1234:5678:9abc:def0:1234:5678]:65535 "));
+}
+
+#[test]
+fn a_process_that_drains_is_marked_also_if_it_is_alone() {
+    let mut model = model_of(&[]);
+    let News::Told(socket, mut told) = process(7, vec![session(1, 1)], json!([])) else {
+        panic!("another answer");
+    };
+    told.status.process.state = "draining".into();
+    model.news(News::Told(socket, told), UNIX_EPOCH);
+    let buffer = drawn(&mut model, 80, 24);
+    let lines = lines(&buffer);
+    assert!(lines[0].starts_with("spliced top: 1 process (1 draining), 1 session, "));
+    assert!(lines[2].starts_with("PROCESS ID LISTENER"), "{}", lines[2]);
+    assert!(lines[3].starts_with("    D 7  1 web "), "{}", lines[3]);
+    assert_eq!(buffer[(0, 3)].fg, Color::Yellow);
+    press(&mut model, "h");
+    let help = shown(&mut model, 80, 24);
+    assert!(help.iter().any(|line| line.contains("D in PROCESS")));
+}
+
+#[test]
+fn what_is_wrong_with_a_filter_can_be_read_in_80_columns() {
+    let mut model = two_processes();
+    press(&mut model, "\\colour=red⏎");
+    let lines = shown(&mut model, 80, 24);
+    assert_eq!(
+        lines[21..],
+        [
+            "there is no field colour; the fields are listener, client, server_name, backend,",
+            "server, target, phase, engine",
+            "Filter: colour=red",
+        ]
+    );
+    // Where there is one line for details, and none.
+    for (width, height) in [(80, 10), (80, 5), (30, 24), (30, 7)] {
+        let lines = shown(&mut model, width, height);
+        let text = lines[..lines.len() - 1].join(" ");
+        assert!(text.ends_with("server, target, phase, engine"), "{lines:?}");
+        assert!(text.contains("there is no field colour;"), "{lines:?}");
+    }
+}
+
+#[test]
+fn a_server_is_changed_on_its_page() {
+    let mut model = two_processes();
+    press(&mut model, "2");
+    let lines = shown(&mut model, 80, 24);
+    assert_eq!(
+        lines[23],
+        "F1Help F3Search dDrain uUndrain wWeigh F10Quit TabPage pPause"
+    );
+    press(&mut model, "d");
+    let lines = shown(&mut model, 80, 24);
+    assert_eq!(
+        lines[21],
+        "Drain server 10.0.0.7:80 of backend b in process 7? y/n"
+    );
+    assert_eq!(lines[23], "y drains it; any other key leaves it");
+    press(&mut model, "nw");
+    let lines = shown(&mut model, 80, 24);
+    assert_eq!(
+        lines[21],
+        "The weight of server 10.0.0.7:80 of backend b in process 7, from 0 to 256"
+    );
+    assert_eq!(lines[23], "Weight:");
+    press(&mut model, "257⏎");
+    let lines = shown(&mut model, 80, 24);
+    assert_eq!(lines[21], "it is not a number from 0 to 256");
+    assert_eq!(lines[23], "Weight: 257");
+    press(&mut model, "⌫⏎");
+    let lines = shown(&mut model, 80, 24);
+    assert_eq!(
+        lines[21..],
+        [
+            "Change the weight of server 10.0.0.7:80 of backend b in process 7 from 2 to 25?",
+            "y/n",
+            "y weighs it; any other key leaves it",
+        ]
+    );
+}
+
 #[test]
 fn engines_are_shown_with_their_reasons() {
     let mut model = two_processes();
@@ -150,8 +295,9 @@ fn what_is_missing_and_what_happened_is_said() {
     let question = "End session 1 of process 7, 192.0.2.1:4711 to 192.0.2.1:80? y/n";
     assert_eq!(lines[21], question);
     assert_eq!(lines[23], "y ends it; any other key leaves it");
-    // Where there is no room for both.
-    assert_eq!(shown(&mut model, 80, 5)[4], question);
+    // Where there is little room.
+    assert_eq!(shown(&mut model, 80, 5)[3], question);
+    assert_eq!(shown(&mut model, 80, 1)[0], question);
 }
 
 #[test]
@@ -203,7 +349,7 @@ fn text_of_others_cannot_act_on_the_terminal() {
 #[test]
 fn no_size_is_too_small_and_every_key_is_taken() {
     let mut model = two_processes();
-    let keys = "1234↓↑⇲⇱>↓↓⎋/x⏎\\y⏎⎋hhknIpp?q";
+    let keys = "1234↓↑⇲⇱>↓↓⎋/x⏎\\y⏎⎋hhknIpp?q2dnun w999⏎⌫⏎n1";
     for (width, height) in [
         (1, 1),
         (1, 24),
@@ -250,7 +396,7 @@ fn what_is_typed_is_in_sight() {
     let lines = shown(&mut model, 80, 24);
     assert!(lines[0].contains("Keys of spliced top"));
     assert!(lines[23].starts_with("F1Help"), "all of it fits");
-    let keys = &lines[1..20];
+    let keys = &lines[1..22];
     let is_whole = |line: &String| !line.contains('~') && !line.contains("0ms");
     assert!(keys.iter().all(is_whole), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("RATE, BYTES")));
