@@ -203,6 +203,7 @@ impl Connection {
                 facts.pair = Some(observer);
                 facts.never_spliced = never_spliced;
                 drop(facts);
+                session.log_start(self.terms.access_log.as_ref());
                 Step::Become(pair)
             }
             Err(error) => {

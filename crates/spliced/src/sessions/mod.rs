@@ -11,6 +11,7 @@
 //! A relay whose threads keep their sessions to themselves, as that of datagrams does, is asked by a [`Survey`].
 
 mod filter;
+mod logged;
 mod row;
 mod session;
 mod survey;
@@ -23,6 +24,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use splice::Waker;
 
+pub(crate) use self::logged::words;
 pub(crate) use self::row::{Answer, End, Own, Row, Units};
 pub(crate) use self::session::{Phase, Session};
 pub(crate) use self::survey::{Asked, Inbox, Survey};

@@ -8,6 +8,7 @@ use serde_json::Value;
 use splice::Stream;
 
 use super::{Phase, Session, Sessions};
+use crate::access_log::ONLY_COPY;
 use crate::session_args::SessionFilter;
 
 /// The answer to `spliced sessions`.
@@ -220,7 +221,7 @@ impl Row {
             client_stream,
             target_stream,
             engine: Some("copy".into()),
-            why_engine: "no other engine takes its kind of socket".into(),
+            why_engine: ONLY_COPY.into(),
             accepted_at: String::new(),
             age_ms: 0.0,
             idle_ms: 0.0,

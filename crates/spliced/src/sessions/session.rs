@@ -60,10 +60,14 @@ pub(crate) struct Session {
 #[derive(Default)]
 pub(crate) struct Facts {
     pub(crate) client: Option<SocketAddress>,
+    /// Who has connected, if the client's address came in a PROXY header and is another one.
+    pub(crate) peer: Option<SocketAddress>,
     /// What names the connection in the logs of all proxies, escaped.
     pub(crate) unique_id: Option<Box<str>>,
     /// What the client asks for: hostile text.
     pub(crate) server_name: Option<Arc<str>>,
+    /// The number of the route that took it, from 1.
+    pub(crate) route: Option<usize>,
     pub(crate) backend: Option<Arc<Backend>>,
     /// The server that was picked last, as the configuration names it.
     pub(crate) server: Option<Arc<str>>,
