@@ -181,3 +181,48 @@ impl Serialize for Value<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is in them, a line is one, and tells what was in them.
+    #[test]
+    fn hostile_values_stay_one_line_of_json() {
+        const EVIL: &str = "a\"b\\c\r\n\0\u{1b}[31m\u{7f}\u{2028}\u{202e}{\"id\":7}";
+        let entry = Entry {
+            unique_id: Some(EVIL),
+            client: &EVIL,
+            peer: Some(&EVIL),
+            target: &EVIL,
+            server_name: Some(EVIL),
+            why_engine: EVIL,
+            lasted: Some(Duration::from_micros(1_500)),
+            ..Entry::copied(1, EVIL, EVIL, Some(EVIL))
+        };
+        let fields = &Fields::all(true);
+        let line = Line {
+            entry: &entry,
+            fields,
+        };
+        let line = serde_json::to_string(&line).expect("JSON");
+        assert!(!line.contains(|byte: char| byte.is_ascii_control() && byte != '\u{7f}'));
+        let read: serde_json::Value = serde_json::from_str(&line).expect("one value");
+        for name in [
+            "unique_id",
+            "listener",
+            "client",
+            "peer",
+            "target",
+            "server_name",
+            "backend",
+            "server",
+            "why_engine",
+            "outcome",
+        ] {
+            assert_eq!(read[name], EVIL, "{name}");
+        }
+        assert_eq!(read["id"], 1);
+        assert_eq!(read["duration_ms"], 1.5);
+    }
+}

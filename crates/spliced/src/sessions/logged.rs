@@ -1,10 +1,11 @@
 //! A session in the access log.
 
+use std::fmt::Display;
+
 use splice::{EngineName, Outcome, Reason, Side};
 
 use super::session::{Facts, Session};
 use crate::access_log::{AccessLog, Entry, Event, Moved};
-use crate::socket_address::SocketAddress;
 
 impl Session {
     /// Logs that the target is reached, if `log` has lines for that. The pair is known.
@@ -54,15 +55,16 @@ impl Session {
     ) {
         let server_name = facts.server_name.as_ref();
         let server_name = server_name.map(|name| name.escape_debug().to_string());
-        let peer = facts.peer.as_ref();
+        let client: Option<&dyn Display> = facts.client.as_ref().map(|client| client as _);
+        let peer: Option<&dyn Display> = facts.peer.as_ref().map(|peer| peer as _);
         log.write(&Entry {
             event,
             id: self.id(),
             unique_id: facts.unique_id.as_deref(),
             listener: self.listener(),
             route: facts.route,
-            client: &facts.client_name(),
-            peer: peer.map(|peer: &SocketAddress| peer as _),
+            client: client.unwrap_or(&""),
+            peer,
             target: &facts.wanted(),
             server_name: server_name.as_deref(),
             backend: facts.backend.as_ref().map(|backend| backend.name()),

@@ -25,7 +25,13 @@ pub(crate) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unique_id: Option<String>,
     pub(crate) listener: String,
+    /// From 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) route: Option<usize>,
     pub(crate) client: String,
+    /// Whose connection it is, if that is not the client itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer: Option<String>,
     /// Escaped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server_name: Option<String>,
@@ -161,7 +167,9 @@ impl Row {
                 id: session.id(),
                 unique_id: facts.unique_id.as_deref().map(Into::into),
                 listener: session.listener().into(),
+                route: facts.route,
                 client: facts.client_name(),
+                peer: facts.peer.as_ref().map(ToString::to_string),
                 server_name: facts
                     .server_name
                     .as_ref()
@@ -212,7 +220,9 @@ impl Row {
             id: own.id,
             unique_id: None,
             listener: own.listener,
+            route: Some(1),
             client: own.client,
+            peer: None,
             server_name: None,
             backend: None,
             server: None,
@@ -251,7 +261,9 @@ impl Row {
             id,
             unique_id: None,
             listener: "web".into(),
+            route: Some(1),
             client: "[::1]:4711".into(),
+            peer: None,
             server_name: None,
             backend: Some("b".into()),
             server: None,

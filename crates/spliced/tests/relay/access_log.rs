@@ -1,5 +1,8 @@
 //! The access log: one entry for every connection, and its fields.
 
+mod kinds;
+mod receivers;
+
 use std::fs;
 use std::io::Read;
 use std::process::Stdio;
