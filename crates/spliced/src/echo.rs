@@ -44,10 +44,13 @@ pub(crate) fn spawn(
             let waker = cx.spawn(task);
             let _ = entry.set(service.process.sessions.enter(&session, waker));
         }
-        Err(error) => service
-            .warnings
-            .engine_refused
-            .emit(|_| tracing::error!("{error}")),
+        Err(error) => {
+            let refused = &service.warnings.engine_refused;
+            refused.emit(|_| tracing::error!("{error}"));
+            if let Some(log) = &terms.access_log {
+                session.log_end(log, None, &error.to_string());
+            }
+        }
     }
 }
 

@@ -211,6 +211,9 @@ impl Connection {
                     .warnings
                     .engine_refused
                     .emit(|_| tracing::error!("{error}"));
+                if let Some(log) = &self.terms.access_log {
+                    session.log_end(log, None, &error.to_string());
+                }
                 Step::Done
             }
         }

@@ -77,7 +77,7 @@ fn a_session_of_udp_has_its_fields() {
     let address = client.local_addr().expect("its address").to_string();
     let common = copied(&relay.address, &address, &server, &at);
     let start = with(common.clone(), json!({"event": "start"}));
-    assert_eq!(lines(&log, 1), [start.clone()]);
+    assert_eq!(lines(&log, 1), std::slice::from_ref(&start));
     relay.terminate();
     let end = json!({
         "event": "end",
@@ -195,7 +195,7 @@ fn an_echo_has_its_fields() {
         "why_engine": "asked for by name",
     });
     let start = with(common.clone(), json!({"event": "start"}));
-    assert_eq!(lines(&log, 1), [start.clone()]);
+    assert_eq!(lines(&log, 1), std::slice::from_ref(&start));
     client.end_stream();
     client.expect_end();
     let end = json!({
