@@ -8,7 +8,9 @@ use netlab::{PATIENCE, Scratch, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::log::Log;
 use crate::peer::Peer;
+use crate::proxy::Proxy;
 use crate::relay::Relay;
 use crate::server::{Answering, Server, ask};
 
@@ -186,4 +188,38 @@ fn a_receiver_that_is_full_stops_nobody_and_the_loss_is_counted() {
     receiver.set_nonblocking(false).expect("blocking");
     assert_eq!(line(&receive(&receiver))["id"], TOO_MANY_CLIENTS + 1);
     relay.terminate();
+}
+
+/// Those who were there before still write to the former one.
+#[test]
+fn a_reload_moves_the_log_of_new_sessions() {
+    let stage = Stage::new();
+    let receiver = stage.receiver();
+    let file = Log::below(&stage.scratch);
+    let configuration = |place: &str| {
+        format!(
+            "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\naccess_log = \"{place}\"\n\
+             [[listener.route]]\nbackend = \"b\"\n[backend.b]\nservers = \"{}\"\n",
+            stage.server.address
+        )
+    };
+    let proxy = Proxy::run(&configuration(&file.path));
+    let before = Peer::connect(&proxy.address("l"));
+    until("it is accepted", || proxy.count("l", "joined") == 1);
+    let syslog = format!("syslog:unix:{}", stage.path().display());
+    let output = proxy.reload(&configuration(&syslog));
+    assert!(output.status.success(), "{output:?}");
+    let after = Peer::connect(&proxy.address("l"));
+    ask(&after, 2, 10, 20);
+    drop(after);
+    assert_eq!(line(&receive(&receiver))["id"], 2);
+    ask(&before, 1, 10, 20);
+    drop(before);
+    until("it is logged", || !file.entries().is_empty());
+    let ids: Vec<_> = file
+        .entries()
+        .iter()
+        .map(|entry| entry["id"].clone())
+        .collect();
+    assert_eq!(ids, [1]);
 }
