@@ -8,6 +8,8 @@
     reason = "the program reads what was typed; here only the definitions count"
 )]
 
+#[path = "../src/access_log_args.rs"]
+mod access_log_args;
 #[path = "../src/adopt_args.rs"]
 mod adopt_args;
 #[path = "../src/bypass_args.rs"]
@@ -18,6 +20,8 @@ mod cli;
 mod control_args;
 #[path = "../src/file_access.rs"]
 mod file_access;
+#[path = "../src/log_field.rs"]
+mod log_field;
 #[path = "../src/log_level.rs"]
 mod log_level;
 #[path = "../src/mesh_args.rs"]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use splice::{Address, EngineChoice, KeepAlive, SocketName, UserTimeout};
 
+use crate::access_log_args::AccessLogArgs;
 use crate::adopt_args::AdoptArgs;
 use crate::bypass_args::BypassArgs;
 use crate::control_args::{ControlArgs, WhichArgs};
@@ -226,10 +227,8 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) half_close_timeout: Option<Duration>,
 
-    /// Write one line of JSON to this file or FIFO (- is standard output) for every connection that has
-    /// ended. SIGUSR1 reopens it.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) access_log: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) access_log: AccessLogArgs,
 
     #[command(flatten)]
     pub(crate) life: LifeArgs,
@@ -303,6 +302,9 @@ pub(crate) struct EchoArgs {
     /// same for the event loops (from Linux 6.9 on). It needs a device with NAPI; loopback has none.
     #[arg(long)]
     pub(crate) busy_poll: bool,
+
+    #[command(flatten)]
+    pub(crate) access_log: AccessLogArgs,
 
     #[command(flatten)]
     pub(crate) life: LifeArgs,

@@ -7,7 +7,7 @@ use splice::{Context, Endpoint, Outcome, Reason, observed_echo_task};
 
 use crate::connection_limit::ConnectionPermit;
 use crate::service::{Counts, Service, Terms};
-use crate::sessions::{Entry, Session};
+use crate::sessions::{Entry, KILLED, Session, words};
 use crate::socket_address::SocketAddress;
 use crate::tally::Ending;
 
@@ -17,7 +17,7 @@ pub(crate) fn spawn(
     client: Endpoint,
     peer: Option<SocketAddress>,
     permit: ConnectionPermit,
-    terms: &Terms,
+    terms: &Arc<Terms>,
     service: Arc<Service>,
 ) {
     Counts::add(&service.counts.accepted);
@@ -29,6 +29,7 @@ pub(crate) fn spawn(
     let echo = Echo {
         session: Arc::clone(&session),
         _entry: Arc::clone(&entry),
+        terms: Arc::clone(terms),
         service: Arc::clone(&service),
         _permit: permit,
     };
@@ -37,16 +38,21 @@ pub(crate) fn spawn(
     });
     match spawned {
         Ok((task, observer)) => {
-            session.facts().pair = Some(observer);
+            let mut facts = session.facts();
+            facts.route = Some(1);
+            facts.pair = Some(observer);
+            drop(facts);
+            session.log_start(terms.access_log.as_ref());
             let waker = cx.spawn(task);
             let _ = entry.set(service.process.sessions.enter(&session, waker));
         }
         Err(error) => {
             session.ended(None, Ending::Other);
-            service
-                .warnings
-                .engine_refused
-                .emit(|_| tracing::error!("{error}"));
+            let refused = &service.warnings.engine_refused;
+            refused.emit(|_| tracing::error!("{error}"));
+            if let Some(log) = &terms.access_log {
+                session.log_end(log, None, &error.to_string());
+            }
         }
     }
 }
@@ -55,6 +61,7 @@ pub(crate) fn spawn(
 struct Echo {
     session: Arc<Session>,
     _entry: Arc<OnceLock<Entry>>,
+    terms: Arc<Terms>,
     service: Arc<Service>,
     _permit: ConnectionPermit,
 }
@@ -63,13 +70,21 @@ impl Echo {
     fn ended(self, outcome: &Outcome) {
         let Outcome { reason, moved, .. } = outcome;
         tracing::debug!("echoed {} bytes to a client: {reason}", moved.a_to_b);
-        let ending = match reason {
-            Reason::Shutdown if self.session.is_killed() => Ending::Killed,
-            other => Ending::from(*other),
+        let is_killed = *reason == Reason::Shutdown && self.session.is_killed();
+        let ending = match is_killed {
+            true => Ending::Killed,
+            false => Ending::from(*reason),
         };
         self.session.ended(Some(outcome), ending);
+        if let Some(log) = &self.terms.access_log {
+            let why = match is_killed {
+                true => KILLED.into(),
+                false => words(*reason),
+            };
+            self.session.log_end(log, Some(outcome), &why);
+        }
         match reason {
-            Reason::Shutdown if self.session.is_killed() => {}
+            Reason::Shutdown if is_killed => {}
             Reason::Shutdown => {
                 let cut_short = &self.service.process.cut_short;
                 cut_short.fetch_add(1, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use splice::{
 };
 use splice_route::Conditions;
 
-use crate::access_log::Entry;
+use crate::access_log::{Entry, Event, Moved};
 use crate::backend::{Backend, Flows};
 use crate::connection_limit::ConnectionPermit;
 use crate::plan::{
@@ -346,6 +346,13 @@ impl Record {
         std::ptr::eq(lock(&self.open).backend.as_ptr(), Arc::as_ptr(backend))
     }
 
+    /// The backend and the server, as that names it, that connections to this address belong to.
+    fn server_at(&self, address: SocketAddr) -> Option<(Arc<Backend>, Arc<str>)> {
+        let open = lock(&self.open);
+        let flows = open.by_server.get(&address)?.flows.as_ref()?;
+        Some((Arc::clone(flows.backend()), flows.server_name()))
+    }
+
     fn take(&self, event: ForwardEvent) {
         let service = &self.service;
         match event {
@@ -364,7 +371,10 @@ impl Record {
                     flows.count(open, begun);
                 }
             }
-            ForwardEvent::Ended(one) => ended(service, &one),
+            ForwardEvent::Ended(one) => {
+                let of = self.server_at(one.server);
+                ended(service, &one, of);
+            }
             _ => {}
         }
     }
@@ -389,7 +399,7 @@ fn tally(terms: &Terms) -> &Tally {
     terms.tallies.with(backend.map_or("", |it| it.name()))
 }
 
-fn ended(service: &Service, one: &Forwarded) {
+fn ended(service: &Service, one: &Forwarded, of: Option<(Arc<Backend>, Arc<str>)>) {
     let terms = service.terms();
     let tally = tally(&terms);
     tally.moved([one.client_to_server_bytes, one.server_to_client_bytes]);
@@ -417,18 +427,26 @@ fn ended(service: &Service, one: &Forwarded) {
         return;
     };
     log.write(&Entry {
-        time: Entry::now(),
+        event: Event::End,
         id,
         unique_id: None,
-        client: one.client.to_string(),
-        target: one.server.to_string(),
+        listener: &terms.plan.name,
+        // It has only one.
+        route: Some(1),
+        client: &one.client,
+        peer: None,
+        target: &one.server,
         server_name: None,
+        backend: of.as_ref().map(|(backend, _)| backend.name()),
+        server: of.as_ref().map(|(_, server)| &**server),
         engine: Some(EngineName::Segment.as_str()),
-        why_engine: "from the SYN on".into(),
-        client_to_target_bytes: one.client_to_server_bytes,
-        target_to_client_bytes: one.server_to_client_bytes,
-        outcome: one.end.to_string(),
-        duration_ms: Entry::milliseconds(one.lasted),
+        why_engine: "from the SYN on",
+        moved: Some([
+            Moved::bytes(one.client_to_server_bytes),
+            Moved::bytes(one.server_to_client_bytes),
+        ]),
+        outcome: Some(&one.end.to_string()),
+        lasted: Some(one.lasted),
     });
 }
 

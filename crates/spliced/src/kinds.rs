@@ -23,6 +23,7 @@ impl Kinds {
     /// # Errors
     /// If the two kinds do not fit, or an option belongs to another kind.
     pub(crate) fn of(args: RelayArgs) -> Result<Self> {
+        args.access_log.check().or_else(refuse)?;
         let (listen, target) = (args.listen.clone(), args.target.clone());
         if let (SocketName::Stream(listen), SocketName::Stream(target)) = (&listen, &target) {
             if args.max_sessions.is_some() {

@@ -11,6 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::log_sink::LogSink;
+
 /// The log's file, FIFO, terminal or pipe.
 #[derive(Debug)]
 pub(crate) struct LogFile {
@@ -43,48 +45,8 @@ impl LogFile {
         })
     }
 
-    /// Opens the path again after logrotate has renamed the file. On failure the old file stays open.
-    pub(crate) fn reopen(&mut self) -> io::Result<()> {
-        if let Some(path) = self.path.take() {
-            let opened = Self::open(&path);
-            self.path = Some(path);
-            *self = opened?;
-        }
-        Ok(())
-    }
-
-    /// Writes one line, its newline included, in one write(2): other processes may append to the
-    /// same file, and a pipe takes up to `PIPE_BUF` bytes whole or not at all.
-    ///
-    /// # Errors
-    /// The line is not in the file then. [`io::ErrorKind::WouldBlock`] means that the reader does not read.
-    pub(crate) fn append(&mut self, line: &[u8]) -> io::Result<()> {
-        let on_its_own;
-        let bytes = if self.torn {
-            on_its_own = [b"\n", line].concat();
-            &on_its_own
-        } else {
-            line
-        };
-        let mut written = 0;
-        while written < bytes.len() {
-            match (&self.file).write(&bytes[written..]) {
-                Ok(0) => return self.fail(written, io::ErrorKind::WriteZero.into()),
-                Ok(count) => written += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A terminal, or a line longer than PIPE_BUF, may take a part: the rest has to follow.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && written > 0 => {
-                    self.wait_writable(None);
-                }
-                Err(error) => return self.fail(written, error),
-            }
-        }
-        self.torn = false;
-        Ok(())
-    }
-
     /// Waits until the file is writable or has an error, at most for `time`.
-    pub(crate) fn wait_writable(&self, time: Option<Duration>) {
+    fn wait_writable_for(&self, time: Option<Duration>) {
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         // The next write reports an error.
         let _ = poll(
@@ -110,6 +72,57 @@ impl LogFile {
         self.file.set_len(end - written)?;
         // A standard stream may not be in append mode: without the seek it would leave a hole.
         self.file.seek(SeekFrom::Start(end - written)).map(drop)
+    }
+}
+
+impl LogSink for LogFile {
+    /// It is open.
+    fn ready(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Writes one line, its newline included, in one write(2): other processes may append to the
+    /// same file, and a pipe takes up to `PIPE_BUF` bytes whole or not at all.
+    ///
+    /// # Errors
+    /// The line is not in the file then. [`io::ErrorKind::WouldBlock`] means that the reader does not read.
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        let on_its_own;
+        let bytes = if self.torn {
+            on_its_own = [b"\n", line].concat();
+            &on_its_own
+        } else {
+            line
+        };
+        let mut written = 0;
+        while written < bytes.len() {
+            match (&self.file).write(&bytes[written..]) {
+                Ok(0) => return self.fail(written, io::ErrorKind::WriteZero.into()),
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // A terminal, or a line longer than PIPE_BUF, may take a part: the rest has to follow.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && written > 0 => {
+                    self.wait_writable_for(None);
+                }
+                Err(error) => return self.fail(written, error),
+            }
+        }
+        self.torn = false;
+        Ok(())
+    }
+
+    fn wait_writable(&self, time: Duration) {
+        self.wait_writable_for(Some(time));
+    }
+
+    /// Opens the path again after logrotate has renamed the file. On failure the old file stays open.
+    fn reopen(&mut self) -> io::Result<()> {
+        if let Some(path) = self.path.take() {
+            let opened = Self::open(&path);
+            self.path = Some(path);
+            *self = opened?;
+        }
+        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::log_file::LogFile;
+use crate::log_sink::LogSink;
 
 /// The pause before a failed write is tried again: short for an operator who has just made room, long
 /// enough to cost nothing.
@@ -36,7 +36,7 @@ pub(crate) trait Reporter: Send + 'static {
     /// the lost ones.
     fn recovered(&mut self, lost: u64) -> Option<Vec<u8>>;
 
-    /// The file was reopened on request.
+    /// The sink was reopened on request.
     fn reopened(&mut self, result: io::Result<()>);
 }
 
@@ -94,15 +94,19 @@ impl LogQueue {
     /// has seen (8000 a second), about 5 MB.
     pub(crate) const CAPACITY_LINES: usize = 16 * 1024;
 
-    /// Starts the thread, called `name`, that writes to `file`.
-    pub(crate) fn start(name: &str, file: LogFile, reporter: impl Reporter) -> io::Result<Self> {
-        Self::with_capacity(Self::CAPACITY_LINES, name, file, reporter)
+    /// Starts the thread, called `name`, that writes to `sink`.
+    pub(crate) fn start(
+        name: &str,
+        sink: impl LogSink,
+        reporter: impl Reporter,
+    ) -> io::Result<Self> {
+        Self::with_capacity(Self::CAPACITY_LINES, name, sink, reporter)
     }
 
     fn with_capacity(
         capacity_lines: usize,
         name: &str,
-        file: LogFile,
+        sink: impl LogSink,
         reporter: impl Reporter,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
@@ -113,7 +117,7 @@ impl LogQueue {
         });
         let writer = Writer {
             shared: Arc::clone(&shared),
-            file,
+            sink,
             reporter,
             failing: false,
         };
@@ -144,7 +148,7 @@ impl LogQueue {
         self.0.0.lock().lost_so_far
     }
 
-    /// Has the file reopened. Lines that are pushed from now on go to the new file.
+    /// Has the sink reopened. Lines that are pushed from now on go to the new one.
     pub(crate) fn reopen(&self) {
         self.0.0.lock().reopen = true;
         self.0.0.to_writer.notify_one();
@@ -183,9 +187,9 @@ impl Shared {
 }
 
 /// The thread that writes.
-struct Writer<R> {
+struct Writer<S, R> {
     shared: Arc<Shared>,
-    file: LogFile,
+    sink: S,
     reporter: R,
     /// A failure has been reported, the recovery has not.
     failing: bool,
@@ -204,9 +208,12 @@ impl Drop for Ending {
 /// The log cannot be written, and the program is ending.
 struct GivenUp;
 
-impl<R: Reporter> Writer<R> {
+impl<S: LogSink, R: Reporter> Writer<S, R> {
     fn run(mut self) {
         let _ending = Ending(Arc::clone(&self.shared));
+        if let Err(error) = self.sink.ready() {
+            self.failed(&error);
+        }
         while let Some((lines, dropped)) = self.take() {
             for line in lines {
                 if self.write(&line).is_err() {
@@ -248,15 +255,13 @@ impl<R: Reporter> Writer<R> {
 
     fn write(&mut self, line: &[u8]) -> Result<(), GivenUp> {
         loop {
-            match self.file.append(line) {
+            match self.sink.append(line) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.file.wait_writable(Some(RETRY_EVERY));
+                    self.sink.wait_writable(RETRY_EVERY);
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut self.failing, true) {
-                        self.reporter.failed(&error);
-                    }
+                    self.failed(&error);
                     let state = self.shared.lock();
                     if state.closing {
                         return Err(GivenUp);
@@ -274,9 +279,15 @@ impl<R: Reporter> Writer<R> {
         }
     }
 
+    fn failed(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.failing, true) {
+            self.reporter.failed(error);
+        }
+    }
+
     fn reopen_if_asked(&mut self) {
         if std::mem::take(&mut self.shared.lock().reopen) {
-            let result = self.file.reopen();
+            let result = self.sink.reopen();
             self.reporter.reopened(result);
         }
     }
@@ -306,6 +317,7 @@ mod tests {
     use netlab::{PATIENCE, Scratch, until};
 
     use super::*;
+    use crate::log_file::LogFile;
 
     /// Passes on every report, and adds a line to the log on recovery.
     struct Reports(Sender<String>);

@@ -6,6 +6,7 @@
 //! which tests what works on this host.
 
 mod access_log;
+mod access_log_args;
 mod admin;
 #[cfg(target_arch = "x86_64")]
 mod adopt;
@@ -35,9 +36,11 @@ mod firewall;
 mod forwarding;
 mod kinds;
 mod listener;
+mod log_field;
 mod log_file;
 mod log_level;
 mod log_queue;
+mod log_sink;
 mod matrix;
 mod mesh;
 mod mesh_args;

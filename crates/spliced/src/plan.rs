@@ -5,13 +5,13 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use splice::{Address, EngineChoice};
 use splice_route::{Conditions, DestinationRule, Prefix};
 
+use crate::access_log_args::AccessLogArgs;
 use crate::control_args::ControlArgs;
 use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
@@ -70,7 +70,7 @@ pub(crate) struct ListenerPlan {
     pub(crate) busy_poll: Option<Duration>,
     /// Bytes per second, for each direction of a connection.
     pub(crate) rate: Option<u64>,
-    pub(crate) access_log: Option<PathBuf>,
+    pub(crate) access_log: AccessLogArgs,
     /// Clients send a PROXY header, of which only those in these prefixes are believed; others are reset.
     /// `None`: they send none.
     pub(crate) require_proxy_from: Option<Vec<Prefix>>,
@@ -272,7 +272,7 @@ impl ListenerPlan {
             per_client: ClientLimits::NONE,
             busy_poll: None,
             rate: None,
-            access_log: None,
+            access_log: AccessLogArgs::default(),
             require_proxy_from: None,
             on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
             routes: vec![RoutePlan {

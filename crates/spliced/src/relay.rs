@@ -77,6 +77,9 @@ pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Pl
 /// # Errors
 /// If an option belongs to another kind of address.
 pub(crate) fn plan_of_echo(args: EchoArgs) -> Result<Plan> {
+    let log = &args.access_log;
+    log.check()
+        .map_err(|sentence| WrongUsage::new(sentence.into()))?;
     let access = args.life.file_access;
     access.suit(&args.listen).map_err(WrongUsage::new)?;
     let listener = ListenerPlan {
@@ -85,6 +88,7 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Result<Plan> {
         idle_timeout: args.life.idle_timeout,
         peer_timeouts: args.life.peer_timeouts(),
         max_connections: args.life.max_connections,
+        access_log: args.access_log,
         busy_poll: args.busy_poll.then_some(BUSY_POLL),
         ..ListenerPlan::of_one(args.listen, Action::Echo)
     };

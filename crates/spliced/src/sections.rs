@@ -18,8 +18,8 @@ pub(crate) enum Entry {
 /// Sections of the page of `relay`.
 pub(crate) const RELAY: &[Section] = &[SIGNALS, EXIT_STATUS, FILES, RIGHTS];
 
-/// Sections of the page of `echo`, which has neither an access log nor `segment`.
-pub(crate) const ECHO: &[Section] = &[ECHO_SIGNALS, EXIT_STATUS, ECHO_FILES, ECHO_RIGHTS];
+/// Sections of the page of `echo`, which has no `segment`.
+pub(crate) const ECHO: &[Section] = &[SIGNALS, EXIT_STATUS, ECHO_FILES, ECHO_RIGHTS];
 
 /// Sections of the page of `mesh`, which writes no file.
 pub(crate) const MESH: &[Section] = &[MESH_SIGNALS, MESH_EXIT_STATUS, MESH_RIGHTS];
@@ -78,21 +78,20 @@ const STOP: Entry = Entry::Item(
 
 const SIGNALS: Section = Section {
     title: "Signals",
-    entries: &[
-        STOP,
-        Entry::Item(
-            "SIGHUP",
-            "With a controlling terminal, the same as SIGTERM. Without one, the same as SIGUSR1. Under \
-             nohup(1) it stays ignored.",
-        ),
-        Entry::Item(
-            "SIGUSR1",
-            "Open the access log again, after logrotate(8) has renamed it. If that fails, the relay keeps \
-             the old file and logs why.",
-        ),
-        Entry::Item("SIGUSR2", "Log a line."),
-    ],
+    entries: &[STOP, HANG_UP, REOPEN, Entry::Item("SIGUSR2", "Log a line.")],
 };
+
+const HANG_UP: Entry = Entry::Item(
+    "SIGHUP",
+    "With a controlling terminal, the same as SIGTERM. Without one, the same as SIGUSR1. Under nohup(1) it \
+     stays ignored.",
+);
+
+const REOPEN: Entry = Entry::Item(
+    "SIGUSR1",
+    "Open the access log again, after logrotate(8) has renamed it. If that fails, spliced keeps the old file \
+     and logs why.",
+);
 
 const RUN_SIGNALS: Section = Section {
     title: "Signals",
@@ -107,18 +106,6 @@ const RUN_SIGNALS: Section = Section {
             "Open the access logs again, after logrotate(8) has renamed them.",
         ),
         Entry::Item("SIGUSR2", "Log a line."),
-    ],
-};
-
-const ECHO_SIGNALS: Section = Section {
-    title: "Signals",
-    entries: &[
-        STOP,
-        Entry::Item(
-            "SIGHUP",
-            "With a controlling terminal, the same as SIGTERM. Without one, and under nohup(1), it is \
-             ignored.",
-        ),
     ],
 };
 
@@ -248,11 +235,9 @@ const SOCKET_FILE: Entry = Entry::Item(
 const FILES: Section = Section {
     title: "Files",
     entries: &[
-        Entry::Item(
-            "--access-log PATH",
-            "The relay appends to the file, and creates it if it does not exist. A FIFO needs no reader at \
-             the start.",
-        ),
+        ACCESS_LOG,
+        SYSLOG,
+        JOURNAL,
         CONTROL_SOCKET,
         SOCKET_FILE,
         LEGACY_TABLES,
@@ -261,8 +246,20 @@ const FILES: Section = Section {
 
 const ECHO_FILES: Section = Section {
     title: "Files",
-    entries: &[CONTROL_SOCKET, SOCKET_FILE],
+    entries: &[ACCESS_LOG, SYSLOG, JOURNAL, CONTROL_SOCKET, SOCKET_FILE],
 };
+
+const ACCESS_LOG: Entry = Entry::Item(
+    "--access-log PATH",
+    "spliced appends to the file, and creates it if it does not exist. A FIFO needs no reader at the start.",
+);
+
+const SYSLOG: Entry = Entry::Item("/dev/log", "Where --access-log syslog sends to.");
+
+const JOURNAL: Entry = Entry::Item(
+    "/run/systemd/journal/socket",
+    "Where --access-log journald sends to.",
+);
 
 const PORTS: Entry = Entry::Item(
     "CAP_NET_BIND_SERVICE",
@@ -350,6 +347,8 @@ const RUN_FILES: Section = Section {
             "access_log = \"PATH\"",
             "As --access-log of spliced-relay(1).",
         ),
+        SYSLOG,
+        JOURNAL,
         CONTROL_SOCKET,
         SOCKET_FILE,
         LEGACY_TABLES,

@@ -151,6 +151,15 @@ impl Flows {
         }
     }
 
+    pub(crate) fn backend(&self) -> &Arc<Backend> {
+        &self.backend
+    }
+
+    /// The server, as the configuration names it.
+    pub(crate) fn server_name(&self) -> Arc<str> {
+        self.server.shared_name()
+    }
+
     /// Whether both are of the same server.
     pub(crate) fn is_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.server, &other.server)

@@ -1,14 +1,14 @@
 //! A `[[listener]]` and what `[defaults]` says for all of them.
 
-use std::path::PathBuf;
-
 use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, UserTimeout};
 use splice_route::Prefix;
 
+use crate::access_log_args::{AccessLogArgs, LogPlace};
 use crate::config::removal::Removal;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::file_access::{FileAccess, FileMode, group, user};
+use crate::log_field::{Field, Fields};
 use crate::peer_timeouts::PeerTimeouts;
 use crate::plan::{
     CONNECT_TIMEOUT, ClientLimits, DECIDE_WITHIN, DRAIN_TIMEOUT, FIRST_BYTES_LIMIT, ListenerPlan,
@@ -45,7 +45,7 @@ pub(super) fn silent() -> ListenerPlan {
         max_connections: None,
         per_client: ClientLimits::NONE,
         rate: None,
-        access_log: None,
+        access_log: AccessLogArgs::default(),
         require_proxy_from: None,
         on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
         routes: Vec::new(),
@@ -79,6 +79,12 @@ pub(super) fn read(
         protocol.choice(&[("tcp", ())]);
     }
     settings(table, &mut listener);
+    if let Err(sentence) = listener.access_log.check() {
+        let keys = ["access_log_fields", "access_log_start"];
+        let given = keys.into_iter().find(|key| table.get(key).is_some());
+        let at = given.map_or_else(|| table.at.clone(), |key| table.at(key));
+        table.notes.mistake(&at, sentence);
+    }
     removal.read(table);
     removal.check(table);
     listener.on_remove = removal.plan();
@@ -168,15 +174,29 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         prefix.finish();
     }
     table.set_some("rate", &mut listener.rate, |value| value.size(RATES));
-    table.set_some("access_log", &mut listener.access_log, |value| {
-        let path = PathBuf::from(value.text()?);
-        Some(match value.notes.path().parent() {
-            // Standard output.
-            _ if path.as_os_str() == "-" => path,
-            Some(directory) => directory.join(path),
-            None => path,
-        })
-    });
+    let log = &mut listener.access_log;
+    table.set_some("access_log", &mut log.place, log_place);
+    table.set_some("access_log_fields", &mut log.fields, log_fields);
+    table.set("access_log_start", &mut log.starts, Value::flag);
+}
+
+fn log_place(value: &Value<'_>) -> Option<LogPlace> {
+    let text = value.text()?;
+    match LogPlace::parse(text.into()) {
+        Ok(place) => Some(match value.notes.path().parent() {
+            Some(directory) => place.below(directory),
+            None => place,
+        }),
+        Err(why) => value.refuse(format!("{text:?} cannot be used: {why}")),
+    }
+}
+
+fn log_fields(value: &Value<'_>) -> Option<Fields> {
+    let list = value.each(|value| value.choice(&Field::ALL))?;
+    Fields::of(list).map_or_else(
+        |field| value.refuse(format!("has \"{field}\" twice; leave one out")),
+        Some,
+    )
 }
 
 fn mode(value: &Value<'_>) -> Option<FileMode> {

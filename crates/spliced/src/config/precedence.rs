@@ -107,7 +107,11 @@ fn of_listeners() -> Vec<Key<ListenerPlan>> {
         "client_prefix": "64", ["{ ipv6 = 56 }" => "56"], ["{ ipv6 = 48 }" => "48"],
             per_client.ipv6_bits;
         "rate": "None", ["'2MB'" => "Some(2000000)"], ["'1MB'" => "Some(1000000)"], rate;
-        "access_log": "None", ["'a'" => "Some(\"a\")"], ["'-'" => "Some(\"-\")"], access_log;
+        "access_log": "None", ["'a'" => "Some(File(\"a\"))"], ["'-'" => "Some(StandardOutput)"],
+            access_log.place;
+        "access_log_fields": "None", ["'id'" => "Some(Fields([Id]))"],
+            ["['time', 'id']" => "Some(Fields([Time, Id]))"], access_log.fields;
+        "access_log_start": "false", ["true" => "true"], ["false" => "false"], access_log.starts;
         "on_remove": "Drain(30s)", ["'reset'" => "Reset"], ["'drain'" => "Drain(30s)"], on_remove;
         "drain_timeout": "Drain(30s)", ["'2s'" => "Drain(2s)"], ["'1s'" => "Drain(1s)"], on_remove;
     }

@@ -135,7 +135,13 @@ impl Connection {
             };
             let conditions = self.terms.routes.iter().map(|route| &route.conditions);
             let payload = self.first_bytes.payload();
-            match inspection.decide(conditions, &self.arrival, payload, waiting) {
+            let decision = inspection.decide(conditions, &self.arrival, payload, waiting);
+            if !matches!(decision, Decision::More | Decision::Reply(_))
+                && let Some(record) = &mut self.record
+            {
+                record.named(inspection.server_name());
+            }
+            match decision {
                 Decision::More => match self.read(cx) {
                     Ok(true) => {}
                     Ok(false) if timed_out => is_drained = true,
@@ -151,9 +157,8 @@ impl Connection {
                     }
                 }
                 Decision::Route(index) => {
-                    let server_name = inspection.server_name();
                     if let Some(record) = &mut self.record {
-                        record.named(server_name);
+                        record.routed(index);
                     }
                     let for_proxy = inspection.bytes_for_proxy();
                     self.asks_for_tls = inspection.is_postgres_tls();

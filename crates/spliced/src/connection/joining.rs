@@ -207,6 +207,7 @@ impl Connection {
                     facts.tally.promoted(Promotion::NeverTried);
                 }
                 drop(facts);
+                session.log_start(self.terms.access_log.as_ref());
                 Step::Become(pair)
             }
             Err(error) => {
@@ -215,6 +216,9 @@ impl Connection {
                     .warnings
                     .engine_refused
                     .emit(|_| tracing::error!("{error}"));
+                if let Some(log) = &self.terms.access_log {
+                    session.log_end(log, None, &error.to_string());
+                }
                 Step::Done
             }
         }

@@ -7,14 +7,13 @@ use std::time::Instant;
 
 use splice::{Outcome, Reason, Side, Waker};
 
-use crate::access_log;
 use crate::backend::{Backend, Lease};
 use crate::client_limit::ClientPermit;
 use crate::connection_limit::ConnectionPermit;
 use crate::rate_limited_warning::more;
 use crate::roster::Seat;
 use crate::service::{Service, Terms};
-use crate::sessions::{Entry, KILLED, Phase, Session};
+use crate::sessions::{Entry, KILLED, Phase, Session, words};
 use crate::socket_address::SocketAddress;
 use crate::tally::Ending;
 
@@ -68,7 +67,11 @@ impl Record {
 
     /// The client's proxy has told its address.
     pub(super) fn comes_from(&mut self, client: SocketAddr) {
-        self.session.facts().client = Some(SocketAddress::Inet(client));
+        let client = SocketAddress::Inet(client);
+        let mut facts = self.session.facts();
+        if facts.client.as_ref() != Some(&client) {
+            facts.peer = facts.client.replace(client);
+        }
     }
 
     /// The connection has a name in the logs of other proxies, too. The first one stays.
@@ -120,6 +123,11 @@ impl Record {
         if server_name.is_some() {
             self.session.facts().server_name = server_name.map(Into::into);
         }
+    }
+
+    /// The route with this index takes it.
+    pub(super) fn routed(&mut self, index: usize) {
+        self.session.facts().route = Some(index + 1);
     }
 
     pub(super) fn server_name(&self) -> Option<Arc<str>> {
@@ -179,23 +187,7 @@ impl Record {
 
     /// Logs the end of the pair.
     pub(super) fn ended(self, outcome: &Outcome) {
-        let name = |side| match side {
-            Side::A => "client",
-            Side::B => "target",
-        };
-        let why = match outcome.reason {
-            Reason::EndOfStream => "end of stream".into(),
-            Reason::Reset(side) => format!("reset by {}", name(side)),
-            Reason::Failed { side, errno } => {
-                format!(
-                    "{} failed: {}",
-                    name(side),
-                    std::io::Error::from_raw_os_error(errno)
-                )
-            }
-            other => other.to_string(),
-        };
-        let (mut why, mut ending) = (why, Ending::from(outcome.reason));
+        let (mut why, mut ending) = (words(outcome.reason), Ending::from(outcome.reason));
         if outcome.reason == Reason::Shutdown {
             if self.is_killed() {
                 (why, ending) = (KILLED.into(), Ending::Killed);
@@ -256,33 +248,8 @@ impl Record {
             ),
             None => tracing::debug!("connection {} ended: {why}", self.id()),
         }
-        let Some(log) = &self.terms.access_log else {
-            return;
-        };
-        let moved = outcome.map(|outcome| outcome.moved).unwrap_or_default();
-        let facts = self.session.facts();
-        let entry = access_log::Entry {
-            time: access_log::Entry::now(),
-            id: self.id(),
-            unique_id: facts.unique_id.as_deref(),
-            client: facts.client_name(),
-            target: facts.wanted(),
-            server_name: facts
-                .server_name
-                .as_ref()
-                .map(|name| name.escape_debug().to_string()),
-            // An engine that refused the connection has moved nothing, so none is named.
-            engine: outcome
-                .filter(|outcome| outcome.reason != Reason::Refused || moved.total() > 0)
-                .map(|outcome| outcome.engine.as_str()),
-            why_engine: outcome
-                .map(|outcome| facts.why_engine(outcome.engine, &outcome.why_engine))
-                .unwrap_or_default(),
-            client_to_target_bytes: moved.a_to_b + facts.passed_on_bytes,
-            target_to_client_bytes: moved.b_to_a,
-            outcome: why.into(),
-            duration_ms: access_log::Entry::milliseconds(self.session.accepted_at().elapsed()),
-        };
-        log.write(&entry);
+        if let Some(log) = &self.terms.access_log {
+            self.session.log_end(log, outcome, why);
+        }
     }
 }

@@ -82,10 +82,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     let threads = plan.threads();
     let target = Target::new(plan.target_address.clone(), Some(RESOLVE_WITHIN))?;
     target.keep_current();
-    let access_log = match &plan.access_log {
-        Some(path) => Some(AccessLog::open(path)?),
-        None => None,
-    };
+    let access_log = AccessLog::of(&plan.access_log)?;
     // From then on there may be a socket file to remove.
     progress.running();
     let Listeners {

@@ -1,11 +1,11 @@
 //! What a relay of datagrams is to do.
 
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use splice::{Address, SocketName};
 
+use crate::access_log_args::AccessLogArgs;
 use crate::control_args::ControlArgs;
 use crate::socket_address::SocketAddress;
 
@@ -29,7 +29,7 @@ pub(crate) struct DatagramPlan {
     pub(crate) idle_timeout: Duration,
     pub(crate) max_sessions: usize,
     pub(crate) drain_timeout: Duration,
-    pub(crate) access_log: Option<PathBuf>,
+    pub(crate) access_log: AccessLogArgs,
     pub(crate) control: ControlArgs,
 }
 
@@ -45,7 +45,7 @@ impl DatagramPlan {
             idle_timeout: IDLE_TIMEOUT,
             max_sessions: MAX_SESSIONS,
             drain_timeout: crate::plan::DRAIN_TIMEOUT,
-            access_log: None,
+            access_log: AccessLogArgs::default(),
             control: ControlArgs::default(),
         })
     }

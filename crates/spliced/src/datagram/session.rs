@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use serde::Serialize;
-
 use super::counters::Flow;
+use super::plan::DatagramPlan;
 use super::sender::Sender;
 use super::socket::DatagramSocket;
+use crate::access_log::{AccessLog, Entry, Moved};
 use crate::sessions::{End, Own, Phase, Units};
 use crate::socket_address::SocketAddress;
 
@@ -24,25 +24,6 @@ pub(crate) struct Session {
     pub(crate) to_client: Flow,
     pub(crate) began: Instant,
     pub(crate) used: Instant,
-}
-
-/// A session that has ended, in the access log.
-#[derive(Debug, Serialize)]
-pub(crate) struct Entry {
-    /// When it ended, RFC 3339 in UTC.
-    time: String,
-    /// Counts the sessions of this process from 1.
-    id: u64,
-    client: String,
-    target: String,
-    client_to_target_datagrams: u64,
-    client_to_target_bytes: u64,
-    client_to_target_dropped: u64,
-    target_to_client_datagrams: u64,
-    target_to_client_bytes: u64,
-    target_to_client_dropped: u64,
-    outcome: String,
-    duration_ms: f64,
 }
 
 impl Session {
@@ -73,22 +54,27 @@ impl Session {
         }
     }
 
-    /// The line of the access log.
-    pub(crate) fn entry(&self, outcome: String) -> Entry {
-        let milliseconds = crate::access_log::Entry::milliseconds(self.began.elapsed());
-        Entry {
-            time: crate::access_log::Entry::now(),
-            id: self.id,
-            client: self.client.to_string(),
-            target: self.target.to_string(),
-            client_to_target_datagrams: self.to_target.datagrams,
-            client_to_target_bytes: self.to_target.bytes,
-            client_to_target_dropped: self.to_target.dropped.sum(),
-            target_to_client_datagrams: self.to_client.datagrams,
-            target_to_client_bytes: self.to_client.bytes,
-            target_to_client_dropped: self.to_client.dropped.sum(),
-            outcome,
-            duration_ms: milliseconds,
-        }
+    /// Its line in the access log: that of its end, if it has an outcome. `listener` is as in [`Session::told`].
+    pub(crate) fn log(
+        &self,
+        log: &AccessLog,
+        plan: &DatagramPlan,
+        listener: &str,
+        outcome: Option<&str>,
+    ) {
+        let server = plan.target.to_string();
+        let moved = |flow: &Flow| Moved {
+            bytes: flow.bytes,
+            datagrams: Some(flow.datagrams),
+            dropped: Some(flow.dropped.sum()),
+            messages: None,
+        };
+        log.write(&Entry {
+            client: &self.client,
+            target: &self.target,
+            moved: outcome.map(|_| [&self.to_target, &self.to_client].map(moved)),
+            lasted: outcome.map(|_| self.began.elapsed()),
+            ..Entry::copied(self.id, listener, &server, outcome)
+        });
     }
 }

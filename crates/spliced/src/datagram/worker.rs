@@ -55,6 +55,17 @@ pub(crate) struct Shared {
     pub(crate) dropped: RateLimitedWarning,
 }
 
+impl Shared {
+    /// Logs the start of a session, or its end with an outcome.
+    fn log(&self, session: &Session, outcome: Option<&str>) {
+        let log = self.access_log.as_ref();
+        if let Some(log) = log.filter(|log| outcome.is_some() || log.has_starts()) {
+            let listener = self.plan.shown(&self.addresses[session.listener]);
+            session.log(log, &self.plan, &listener, outcome);
+        }
+    }
+}
+
 /// A running thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -427,9 +438,7 @@ impl Relaying {
         self.counters.to_target.add(&session.to_target);
         self.counters.to_client.add(&session.to_client);
         tracing::debug!("session {} ended: {outcome}", session.id);
-        if let Some(log) = &self.shared.access_log {
-            log.write(&session.entry(outcome));
-        }
+        self.shared.log(&session, Some(&outcome));
     }
 
     /// Opens a session for a client. Returns why there is none.
@@ -458,7 +467,7 @@ impl Relaying {
                     self.shared.open.fetch_add(1, Ordering::Relaxed);
                     self.counters.sessions += 1;
                     let id = self.shared.made.fetch_add(1, Ordering::Relaxed) as u64 + 1;
-                    return Ok(self.sessions.insert(Session {
+                    let session = Session {
                         id,
                         client: client.clone(),
                         listener,
@@ -468,7 +477,9 @@ impl Relaying {
                         to_client: Flow::default(),
                         began: now,
                         used: now,
-                    }));
+                    };
+                    self.shared.log(&session, None);
+                    return Ok(self.sessions.insert(session));
                 }
                 Err(errno) => {
                     let reason = limit_met(errno).unwrap_or_else(|| words(errno));

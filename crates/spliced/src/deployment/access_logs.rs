@@ -1,44 +1,49 @@
 //! The access logs of the listeners, and those that only connections from before a reload write to.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use anyhow::Result;
 
 use crate::access_log::AccessLog;
+use crate::access_log_args::LogPlace;
 use crate::plan::Plan;
 
 #[derive(Default)]
 pub(super) struct AccessLogs {
-    current: BTreeMap<PathBuf, AccessLog>,
-    former: Vec<(PathBuf, AccessLog)>,
+    current: BTreeMap<LogPlace, AccessLog>,
+    former: Vec<(LogPlace, AccessLog)>,
 }
 
 impl AccessLogs {
     /// The logs of `plan`. Those that are open stay so, since each has a thread that writes.
-    pub(super) fn open(&self, plan: &Plan) -> Result<BTreeMap<PathBuf, AccessLog>> {
+    pub(super) fn open(&self, plan: &Plan) -> Result<BTreeMap<LogPlace, AccessLog>> {
         let mut logs = BTreeMap::new();
-        for path in plan.listeners.iter().flat_map(|plan| &plan.access_log) {
-            if logs.contains_key(path) {
+        for place in plan
+            .listeners
+            .iter()
+            .flat_map(|plan| &plan.access_log.place)
+        {
+            if logs.contains_key(place) {
                 continue;
             }
             let mut known = self.all();
-            let log = match known.find(|(of_log, _)| *of_log == path) {
+            let log = match known.find(|(of_log, _)| *of_log == place) {
                 Some((_, log)) => log.clone(),
-                None => AccessLog::open(path)?,
+                None => AccessLog::open(place)?,
             };
-            logs.insert(path.clone(), log);
+            logs.insert(place.clone(), log);
         }
         Ok(logs)
     }
 
     /// Replaces the logs. Connections that were accepted before may still write to those that are gone,
     /// which have to be reopened and finished, too.
-    pub(super) fn replace(&mut self, logs: BTreeMap<PathBuf, AccessLog>) {
+    pub(super) fn replace(&mut self, logs: BTreeMap<LogPlace, AccessLog>) {
         let before = std::mem::replace(&mut self.current, logs);
         self.former.extend(before);
         let current = &self.current;
-        self.former.retain(|(path, _)| !current.contains_key(path));
+        self.former
+            .retain(|(place, _)| !current.contains_key(place));
     }
 
     /// Closes former logs that nobody writes to any more.
@@ -58,8 +63,8 @@ impl AccessLogs {
         self.current.into_values().chain(former).collect()
     }
 
-    fn all(&self) -> impl Iterator<Item = (&PathBuf, &AccessLog)> {
-        let former = self.former.iter().map(|(path, log)| (path, log));
+    fn all(&self) -> impl Iterator<Item = (&LogPlace, &AccessLog)> {
+        let former = self.former.iter().map(|(place, log)| (place, log));
         self.current.iter().chain(former)
     }
 }

@@ -11,7 +11,6 @@ mod terms;
 
 use std::collections::BTreeMap;
 use std::iter;
-use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,6 +24,7 @@ pub(crate) use self::announcement::log_missing_engines;
 use self::drain::Drain;
 use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
+use crate::access_log_args::LogPlace;
 use crate::backend::Backend;
 use crate::file_lock::LockWait;
 use crate::forwarding::Forwarding;
@@ -153,7 +153,7 @@ impl Deployment {
         terms: Vec<Terms>,
         mut bound: BTreeMap<String, ListeningSockets>,
         backends: PlannedBackends,
-        access_logs: BTreeMap<PathBuf, AccessLog>,
+        access_logs: BTreeMap<LogPlace, AccessLog>,
     ) {
         let mut of_backends = BTreeMap::new();
         for (name, (backend, change)) in backends {

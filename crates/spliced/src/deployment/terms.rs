@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::iter;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
 use splice::{Address, EngineChoice, Kind, SegmentSize};
 
 use crate::access_log::AccessLog;
+use crate::access_log_args::LogPlace;
 use crate::backend::{Backend, Change};
 use crate::plan::{Action, ListenerPlan, Plan, RoutePlan, ServerAddress};
 use crate::service::{Destination, Route, Terms};
@@ -65,7 +65,7 @@ fn leads_to(route: &RoutePlan, backend: &str) -> bool {
 pub(super) fn terms(
     plan: &Arc<ListenerPlan>,
     backends: &PlannedBackends,
-    access_logs: &BTreeMap<PathBuf, AccessLog>,
+    access_logs: &BTreeMap<LogPlace, AccessLog>,
 ) -> Terms {
     let backend = |name: &String| backends.get(name).map(|(backend, _)| Arc::clone(backend));
     let destination = |action: &Action| match action {
@@ -89,8 +89,9 @@ pub(super) fn terms(
         destination: destination(&route.action),
     };
     let routes = plan.routes.iter().map(route).collect();
-    let log = plan.access_log.as_ref();
-    let access_log = log.and_then(|path| access_logs.get(path)).cloned();
+    let log = plan.access_log.place.as_ref();
+    let log = log.and_then(|place| access_logs.get(place));
+    let access_log = log.map(|log| log.with(&plan.access_log));
     Terms::new(Arc::clone(plan), routes, access_log)
 }
 

@@ -17,10 +17,11 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
-use serde::Serialize;
+use splice::EngineName;
 
 use super::opening::{Opened, Opening};
 use super::socket::{Buffer, Received, name_of_peer, report_sender, send_now};
+use crate::access_log::{AccessLog, Entry, Moved, ONLY_COPY};
 use crate::sessions::{End, Own, Phase, Units};
 
 /// How many messages a direction moves before others have their turn.
@@ -30,6 +31,7 @@ const MESSAGES_AT_ONCE: usize = 64;
 pub(super) struct Connection {
     id: u64,
     client: OwnedFd,
+    client_name: String,
     server: Server,
     messages: bool,
     /// The sockets report who sent a message.
@@ -67,23 +69,6 @@ pub(super) enum State {
     Failed(String),
 }
 
-/// A connection that has ended, in the access log.
-#[derive(Debug, Serialize)]
-pub(super) struct Entry<'a> {
-    time: String,
-    id: u64,
-    target: &'a str,
-    engine: &'static str,
-    client_to_target_bytes: u64,
-    target_to_client_bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    client_to_target_messages: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target_to_client_messages: Option<u64>,
-    outcome: &'a str,
-    duration_ms: f64,
-}
-
 impl Connection {
     pub(super) fn new(id: u64, client: OwnedFd, opening: Opening, messages: bool) -> Self {
         let now = Instant::now();
@@ -92,6 +77,8 @@ impl Connection {
             client_tells: messages && report_sender(&client),
             server_tells: false,
             id,
+            // A VSOCK socket forgets it with its connection.
+            client_name: name_of_peer(&client),
             client,
             server: Server::Opening(Box::new(opening)),
             up: Direction::default(),
@@ -182,7 +169,7 @@ impl Connection {
         Own {
             id: self.id,
             listener,
-            client: name_of_peer(&self.client),
+            client: self.client_name.clone(),
             target,
             phase: match &self.server {
                 Server::Opening(_) => Phase::Connecting,
@@ -200,21 +187,26 @@ impl Connection {
         }
     }
 
-    /// The line of the access log.
-    pub(super) fn entry<'a>(&self, target: &'a str, outcome: &'a str) -> Entry<'a> {
-        let messages = |direction: &Direction| self.messages.then_some(direction.messages);
-        Entry {
-            time: crate::access_log::Entry::now(),
-            id: self.id,
-            target,
-            engine: "copy",
-            client_to_target_bytes: self.up.bytes,
-            target_to_client_bytes: self.down.bytes,
-            client_to_target_messages: messages(&self.up),
-            target_to_client_messages: messages(&self.down),
-            outcome,
-            duration_ms: crate::access_log::Entry::milliseconds(self.began.elapsed()),
-        }
+    /// Its line in the access log: that of its end, if it has an outcome.
+    pub(super) fn log(&self, log: &AccessLog, listener: &str, target: &str, outcome: Option<&str>) {
+        let moved = |direction: &Direction| Moved {
+            messages: self.messages.then_some(direction.messages),
+            ..Moved::bytes(direction.bytes)
+        };
+        let no_pair = outcome.map(|outcome| format!("no pair: {outcome}"));
+        let (engine, why_engine) = match &no_pair {
+            Some(no_pair) if self.is_refused() => (None, &**no_pair),
+            _ => (Some(EngineName::Copy.as_str()), ONLY_COPY),
+        };
+        log.write(&Entry {
+            client: &self.client_name,
+            target: &target,
+            engine,
+            why_engine,
+            moved: outcome.map(|_| [&self.up, &self.down].map(moved)),
+            lasted: outcome.map(|_| self.began.elapsed()),
+            ..Entry::copied(self.id, listener, target, outcome)
+        });
     }
 }
 

@@ -89,10 +89,7 @@ fn watch(epoll: &OwnedFd, number: usize, socket: &OwnedFd) -> Result<(), Errno> 
 /// If the relay cannot start, or cannot wait for events.
 pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) -> Result<bool> {
     check_groups(&plan.control)?;
-    let access_log = match &plan.access_log {
-        Some(path) => Some(AccessLog::open(path)?),
-        None => None,
-    };
+    let access_log = AccessLog::of(&plan.access_log)?;
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let control = Arc::new(Control {
         stops: AtomicU8::new(0),
@@ -415,21 +412,32 @@ impl Relay {
         }
     }
 
+    /// Goes on with an opening. Returns whether the connection is still there.
+    fn go_on_opening(&mut self, number: usize) -> bool {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return false;
+        };
+        let epoll = &self.epoll;
+        let opened = connection.open(&self.waker, |socket| watch(epoll, number, socket));
+        if let Err(why) = opened {
+            self.end(number, &why);
+            return false;
+        }
+        if connection.next_at().is_none() {
+            self.opening.remove(&number);
+            self.log(&self.connections[number], None);
+        }
+        true
+    }
+
     /// Moves what a connection can move now.
     fn go_on(&mut self, number: usize) {
+        if self.opening.contains(&number) && !self.go_on_opening(number) {
+            return;
+        }
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
-        if self.opening.contains(&number) {
-            let epoll = &self.epoll;
-            let opened = connection.open(&self.waker, |socket| watch(epoll, number, socket));
-            if let Err(why) = opened {
-                return self.end(number, &why);
-            }
-            if connection.next_at().is_none() {
-                self.opening.remove(&number);
-            }
-        }
         match connection.go_on(&mut self.buffer) {
             State::Waiting => {}
             State::Unfinished if self.unfinished.contains(&number) => {}
@@ -449,11 +457,17 @@ impl Relay {
         if connection.is_refused() {
             self.warn(&format!("{}: {outcome}", self.plan.target));
         }
-        if let Some(log) = &self.access_log {
-            log.write(&connection.entry(&self.plan.target.to_string(), outcome));
-        }
+        self.log(&connection, Some(outcome));
         drop(connection);
         self.watch_listener();
+    }
+
+    /// Logs that the target has taken a connection, or the end of it with an outcome.
+    fn log(&self, connection: &Connection, outcome: Option<&str>) {
+        let log = self.access_log.as_ref();
+        if let Some(log) = log.filter(|log| outcome.is_some() || log.has_starts()) {
+            connection.log(log, &self.address, &self.plan.target.to_string(), outcome);
+        }
     }
 
     fn warn(&self, why: &str) {

@@ -1,10 +1,10 @@
 //! What such a relay is to do.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use splice::SocketName;
 
+use crate::access_log_args::AccessLogArgs;
 use crate::control_args::ControlArgs;
 
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct PlainPlan {
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) max_connections: Option<u32>,
     pub(crate) drain_timeout: Duration,
-    pub(crate) access_log: Option<PathBuf>,
+    pub(crate) access_log: AccessLogArgs,
     pub(crate) control: ControlArgs,
 }
 

@@ -12,6 +12,7 @@
 
 mod about;
 mod filter;
+mod logged;
 mod row;
 mod session;
 mod survey;
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use splice::Waker;
 
 pub(crate) use self::about::About;
+pub(crate) use self::logged::words;
 pub(crate) use self::row::{Answer, End, Own, Row, Units};
 pub(crate) use self::session::{Phase, Session};
 pub(crate) use self::survey::{Asked, Inbox, Survey};

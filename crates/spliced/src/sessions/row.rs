@@ -8,6 +8,7 @@ use serde_json::Value;
 use splice::Stream;
 
 use super::{Phase, Session, Sessions};
+use crate::access_log::ONLY_COPY;
 use crate::session_filter::SessionFilter;
 
 /// The answer to `spliced sessions`.
@@ -24,7 +25,13 @@ pub(crate) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unique_id: Option<String>,
     pub(crate) listener: String,
+    /// From 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) route: Option<usize>,
     pub(crate) client: String,
+    /// Whose connection it is, if that is not the client itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer: Option<String>,
     /// Escaped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server_name: Option<String>,
@@ -160,7 +167,9 @@ impl Row {
                 id: session.id(),
                 unique_id: facts.unique_id.as_deref().map(Into::into),
                 listener: session.listener().into(),
+                route: facts.route,
                 client: facts.client_name(),
+                peer: facts.peer.as_ref().map(ToString::to_string),
                 server_name: facts
                     .server_name
                     .as_ref()
@@ -211,7 +220,9 @@ impl Row {
             id: own.id,
             unique_id: None,
             listener: own.listener,
+            route: Some(1),
             client: own.client,
+            peer: None,
             server_name: None,
             backend: None,
             server: None,
@@ -220,7 +231,7 @@ impl Row {
             client_stream,
             target_stream,
             engine: Some("copy".into()),
-            why_engine: "no other engine takes its kind of socket".into(),
+            why_engine: ONLY_COPY.into(),
             accepted_at: String::new(),
             age_ms: 0.0,
             idle_ms: 0.0,
@@ -250,7 +261,9 @@ impl Row {
             id,
             unique_id: None,
             listener: "web".into(),
+            route: Some(1),
             client: "[::1]:4711".into(),
+            peer: None,
             server_name: None,
             backend: Some("b".into()),
             server: None,

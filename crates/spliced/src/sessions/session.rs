@@ -64,10 +64,14 @@ pub(crate) struct Session {
 /// What becomes known of a session. It changes a few times in its life.
 pub(crate) struct Facts {
     pub(crate) client: Option<SocketAddress>,
+    /// Who has connected, if the client's address came in a PROXY header and is another one.
+    pub(crate) peer: Option<SocketAddress>,
     /// What names the connection in the logs of all proxies, escaped.
     pub(crate) unique_id: Option<Box<str>>,
     /// What the client asks for: hostile text.
     pub(crate) server_name: Option<Arc<str>>,
+    /// The number of the route that took it, from 1.
+    pub(crate) route: Option<usize>,
     pub(crate) backend: Option<Arc<Backend>>,
     /// The server that was picked last, as the configuration names it.
     pub(crate) server: Option<Arc<str>>,
@@ -211,8 +215,10 @@ impl Facts {
     fn counted_in(tally: &Arc<Tally>) -> Self {
         Self {
             client: None,
+            peer: None,
             unique_id: None,
             server_name: None,
+            route: None,
             backend: None,
             server: None,
             asked: None,

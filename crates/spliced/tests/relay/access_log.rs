@@ -1,5 +1,8 @@
 //! The access log: one entry for every connection, and its fields.
 
+mod kinds;
+mod receivers;
+
 use std::fs;
 use std::io::Read;
 use std::process::Stdio;
@@ -18,13 +21,17 @@ use crate::relay::{CUT_SHORT, Relay, command};
 use crate::server::{Server, ask};
 use crate::usage::failure;
 
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 14] = [
+    "backend",
     "client",
     "client_to_target_bytes",
     "duration_ms",
     "engine",
     "id",
+    "listener",
     "outcome",
+    "route",
+    "server",
     "target",
     "target_to_client_bytes",
     "time",

@@ -207,6 +207,11 @@ fn a_connection_has_no_descriptor_and_is_logged() {
         assert_eq!(entry["target_to_client_bytes"], 300_000, "{entry}");
         assert_eq!(entry["outcome"], "end of stream", "{entry}");
         assert_eq!(entry["client"], client.to_string(), "{entry}");
+        assert_eq!(entry["listener"], stage.hop.address(), "{entry}");
+        assert_eq!(entry["route"], 1, "{entry}");
+        for name in ["backend", "server", "target"] {
+            assert_eq!(entry[name], stage.server.address, "{name}: {entry}");
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::usage::failure;
 /// Around what changes the way of a message; a socket's send buffer takes the longest.
 const SIZES: [usize; 7] = [1, 0, 64, 4096, 65_536, 0, 150_000];
 
-fn at(scratch: &Scratch, name: &str) -> String {
+pub(crate) fn at(scratch: &Scratch, name: &str) -> String {
     format!("seqpacket:{}", scratch.path().join(name).display())
 }
 

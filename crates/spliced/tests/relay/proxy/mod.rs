@@ -13,6 +13,7 @@ mod health;
 pub(crate) mod hostile;
 mod leaving;
 mod limits;
+mod logged;
 mod peers;
 mod reload;
 mod reload_under_load;

@@ -20,7 +20,7 @@ use crate::peer::{Over, Peer};
 use crate::server::Server;
 
 /// Every field of a session that has all of them.
-const FIELDS: [&str; 22] = [
+const FIELDS: [&str; 24] = [
     "accepted_at",
     "age_ms",
     "backend",
@@ -32,8 +32,10 @@ const FIELDS: [&str; 22] = [
     "id",
     "idle_ms",
     "listener",
+    "peer",
     "phase",
     "process",
+    "route",
     "server",
     "server_name",
     "socket",
@@ -172,14 +174,16 @@ fn every_field_is_there_and_bytes_before_the_pair_count() {
     let server = Server::new();
     let text = format!(
         "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\naccess_log = \"{}\"\nengine = \"copy\"\n\
+         proxy_protocol = \"require\"\ntrusted = \"127.0.0.0/8\"\n\
          [[listener.route]]\nsni = [\"example.org\"]\nbackend = \"b\"\n\
          [backend.b]\nservers = \"{}\"\nsend_proxy = \"v2\"\n",
         log.path, server.address
     );
     let proxy = Proxy::run(&text);
     let mut client = connect(&proxy.address("l"));
+    let header = b"PROXY TCP4 192.0.2.7 198.51.100.1 4000 443\r\n";
     let hello = tls_hello("example.org", &[]);
-    client.write_all(&hello).expect("sent");
+    client.write_all(&[header, &*hello].concat()).expect("sent");
     let far = server.accept();
     far.write_text("yes");
     expect(&mut client, b"yes");
@@ -194,6 +198,9 @@ fn every_field_is_there_and_bytes_before_the_pair_count() {
     assert_eq!(session["server_name"], "example.org");
     assert_eq!(session["backend"], "b");
     assert_eq!(session["listener"], "l");
+    assert_eq!(session["client"], "192.0.2.7:4000");
+    let peer = client.local_addr().expect("its address").to_string();
+    assert_eq!(session["peer"], peer);
     assert_eq!(
         number(&session, "client_to_target_bytes"),
         hello.len() as u64
@@ -204,8 +211,18 @@ fn every_field_is_there_and_bytes_before_the_pair_count() {
     drop(client);
     let entry = &logged(&log, 1)[0];
     expect_same(&session, entry);
-    assert_eq!(session["unique_id"], entry["unique_id"]);
-    assert_eq!(session["server_name"], entry["server_name"]);
+    for name in [
+        "unique_id",
+        "listener",
+        "route",
+        "peer",
+        "server_name",
+        "backend",
+        "server",
+        "why_engine",
+    ] {
+        assert_eq!(session[name], entry[name], "{name}");
+    }
 }
 
 /// The only session, once it is in this phase.
