@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// The kernel's type information (BTF). libbpf relocates programs by it when it loads them.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
@@ -129,6 +129,17 @@ impl Obstacle {
         }
     }
 
+    /// What bpf(2) will refuse for, as far as this process shows it. Loads nothing.
+    pub fn foreseen() -> Option<Self> {
+        Self::foreseen_for(&Process::this())
+    }
+
+    fn foreseen_for(process: &Process) -> Option<Self> {
+        let is_refused = !process.missing().is_empty() || process.nested || process.locked_down;
+        let refusal = || Error::new(ErrorKind::BpfRefused, "it is refused");
+        is_refused.then(|| Self::of_refusal(&refusal(), process))
+    }
+
     /// The process has no file descriptors left.
     pub fn too_many_files() -> Self {
         Self::new(
@@ -237,7 +248,6 @@ pub fn listed(names: &[&str], conjunction: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
 
     fn refused(errno: Errno) -> Error {
         Error::new(ErrorKind::BpfRefused, "the BPF object cannot be loaded").with_source(errno)
@@ -281,6 +291,29 @@ mod tests {
         for held in [bpf | net | perf, CapabilitySet::SYS_ADMIN] {
             let reason = lacking(held);
             assert!(!reason.contains("lacks"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn what_a_process_shows_is_foreseen() {
+        assert_eq!(Obstacle::foreseen_for(&ALL_HELD), None);
+        // A filter may allow bpf(2).
+        let filtered = Process {
+            filtered: true,
+            ..ALL_HELD
+        };
+        assert_eq!(Obstacle::foreseen_for(&filtered), None);
+        let bare = Process {
+            held: CapabilitySet::empty(),
+            ..ALL_HELD
+        };
+        let nested = Process {
+            nested: true,
+            ..ALL_HELD
+        };
+        for (process, why) in [(bare, "lacks CAP_BPF, "), (nested, "user namespace")] {
+            let foreseen = Obstacle::foreseen_for(&process).expect("an obstacle");
+            assert!(foreseen.reason.contains(why), "{foreseen:?}");
         }
     }
 

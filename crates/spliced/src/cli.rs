@@ -131,8 +131,8 @@ pub(crate) enum MatrixMap {
 /// Report every mistake in a configuration file, and what the file does on this host.
 ///
 /// Standard error gets a line for each mistake and each warning, with file, line and column. If there are no
-/// mistakes, standard output says for each listener which engines its connections use and why not the others,
-/// and for each backend its addresses and whether the source address of the servers' answers leads back here.
+/// mistakes, standard output says for each listener which engines its connections use and which connections cannot be
+/// spliced, and for each backend its addresses and whether the source address of the servers' answers leads back here.
 ///
 /// The check resolves every name, at most 10 seconds in all. It opens no listening socket and connects to no
 /// server. Run it as the same user, with the same capabilities, as 'spliced run'.
@@ -142,6 +142,9 @@ pub(crate) struct CheckArgs {
     /// The configuration file (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
+    /// Print JSON: mistakes and warnings with their places, and what was found of engines, listeners and backends.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Accept connections on LISTEN and relay each to TARGET.

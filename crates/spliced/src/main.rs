@@ -46,6 +46,7 @@ mod mesh;
 mod mesh_args;
 mod metrics;
 mod outgoing;
+mod own_address;
 mod peer_timeouts;
 mod plain;
 mod plan;

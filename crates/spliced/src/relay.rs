@@ -171,6 +171,9 @@ pub(crate) fn run(
     deployment.apply(plan, || progress.running(), || Ok(()))?;
     let named = configuration.as_ref().map(|it| it.path.clone());
     let facts = Arc::new(Facts::new(command, named));
+    if let Some(why) = deployment.log_what_is_copied() {
+        facts.copies(why);
+    }
     let admin = open_admin_socket(
         &plan.control,
         &facts,

@@ -28,6 +28,19 @@ impl EngineName {
         probed.map_err(|obstacle| self.unavailable(obstacle))
     }
 
+    /// Whether this process has the rights that the engine needs, as far as it shows without loading anything:
+    /// [`probe`](Self::probe) takes tens of milliseconds, and descriptors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason and what to do about it.
+    pub fn is_permitted(self) -> Result<()> {
+        let obstacle = match self {
+            Self::Copy | Self::Pipe | Self::Aio | Self::Uring => None,
+            Self::Sockmap | Self::Segment => Obstacle::foreseen(),
+        };
+        obstacle.map_or(Ok(()), |obstacle| Err(self.unavailable(obstacle)))
+    }
+
     /// Whether the engine can splice a socket to itself, regardless of this process's rights.
     ///
     /// # Errors

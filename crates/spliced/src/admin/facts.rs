@@ -24,6 +24,8 @@ pub(crate) struct Facts {
 #[derive(Debug, Default)]
 struct Changing {
     drains: bool,
+    /// Why `auto` can splice nothing.
+    why_copied: Option<String>,
     reloads: u64,
     failed_reloads: u64,
     /// When the last one has succeeded.
@@ -53,6 +55,11 @@ impl Facts {
 
     pub(crate) fn drains(&self) {
         self.changing().drains = true;
+    }
+
+    /// `auto` can splice nothing.
+    pub(crate) fn copies(&self, why: String) {
+        self.changing().why_copied = Some(why);
     }
 
     /// A reload has ended.
@@ -104,6 +111,7 @@ impl Facts {
             "started": self.started(),
             "uptime_seconds": self.started.elapsed().unwrap_or_default().as_secs(),
             "state": if changing.drains { "draining" } else { "running" },
+            "why_copied": changing.why_copied,
             "configuration": self.configuration.as_deref().map(shown),
             "configuration_file": file.as_deref().map(shown),
             "configuration_inode": inode,

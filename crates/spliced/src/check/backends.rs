@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-use splice::Kind;
+use splice::{EngineChoice, Kind};
 
 use crate::check::host::Host;
 use crate::check::names::Resolved;
 use crate::firewall::KeptBack;
+use crate::own_address::{is_loopback, is_own};
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::socket_address::SocketAddress;
 use crate::target::Meeting;
@@ -39,6 +40,8 @@ pub(super) struct Clients {
     over_ipv4: bool,
     over_ipv6: bool,
     bypass_firewall: bool,
+    /// Some may be on other hosts, and sizes of segments are not announced to fit theirs.
+    are_remote: bool,
 }
 
 impl Clients {
@@ -51,6 +54,7 @@ impl Clients {
             over_ipv4: over(true),
             over_ipv6: over(false),
             bypass_firewall: listener.bypass_firewall,
+            are_remote: listener.engine == EngineChoice::Auto && !listening.iter().all(is_loopback),
         }
     }
 }
@@ -118,6 +122,7 @@ impl<'p> OfBackend<'p> {
         let mut of_servers = self.addresses.iter().flat_map(|address| {
             let whys = match of_server(address, clients) {
                 Some(why) => vec![why],
+                None if clients.are_remote && is_own(address) => vec![OF_OWN_SERVER.into()],
                 None if clients.bypass_firewall => Vec::new(),
                 None => host
                     .server_kept_back(address)
@@ -138,6 +143,10 @@ impl<'p> OfBackend<'p> {
         found
     }
 }
+
+/// Segments pass the loopback device on the one side only.
+const OF_OWN_SERVER: &str = "clients of other hosts have segments of other sizes than a server on this one; engine = \"segment\" announces \
+                             sizes that fit";
 
 pub(super) fn by_filters(kept: &KeptBack) -> String {
     let why = &kept.why;

@@ -1,20 +1,87 @@
 //! Which engines the connections of a listener get here, and why not the others.
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
+use std::fmt;
 
+use serde::Serialize;
 use splice::{EngineChoice, EngineName, Kind};
 
-use crate::check::Found;
 use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
+use crate::check::found::Found;
 use crate::check::host::Host;
 use crate::forwarding::needs_sockets;
 use crate::plan::ListenerPlan;
 use crate::socket_address::SocketAddress;
 use crate::target::{Meeting, leads_to};
 
-/// Columns of the name of an engine.
-const NAME_WIDTH: usize = 8;
+/// What the connections of a listener get.
+#[derive(Debug, Serialize)]
+pub(super) struct OfListener {
+    name: String,
+    address: String,
+    /// As the configuration has it.
+    engine: String,
+    /// Those that are used, each with when.
+    uses: Vec<Use>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_syn: Option<FromSyn>,
+    /// Connections that `segment` does not take.
+    exceptions: Vec<Exception>,
+}
+
+#[derive(Debug, Serialize)]
+struct Use {
+    engine: &'static str,
+    when: &'static str,
+}
+
+/// Whether connections are translated from the SYN on, or why not.
+#[derive(Debug, Serialize)]
+struct FromSyn {
+    why_not: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Exception {
+    /// Such as `to backend web`, or `at all`.
+    which: String,
+    why: String,
+}
+
+impl fmt::Display for OfListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let uses = self.uses.iter().map(|it| match it.when {
+            "" => it.engine.to_owned(),
+            when => format!("{} {when}", it.engine),
+        });
+        let uses: Vec<_> = uses.collect();
+        let Self {
+            name,
+            address,
+            engine,
+            ..
+        } = self;
+        writeln!(
+            f,
+            "listener {name} on {address}, engine {engine}: {}",
+            uses.join(", ")
+        )?;
+        match &self.from_syn {
+            Some(FromSyn { why_not: None }) => {
+                writeln!(
+                    f,
+                    "  from the SYN on, where routes and packet filters allow it"
+                )?;
+            }
+            Some(FromSyn { why_not: Some(why) }) => writeln!(f, "  not from the SYN on: {why}")?,
+            None => {}
+        }
+        for Exception { which, why } in &self.exceptions {
+            writeln!(f, "  not segment {which}: {why}")?;
+        }
+        Ok(())
+    }
+}
 
 /// Adds what `listener` does to `found`.
 pub(super) fn report(
@@ -23,11 +90,6 @@ pub(super) fn report(
     host: &Host,
     found: &mut Found,
 ) {
-    let _ = writeln!(
-        found.report,
-        "listener {} on {}, engine {}",
-        listener.name, listener.address, listener.engine
-    );
     let listening = SocketAddress::to_listen(&listener.address).unwrap_or_else(|error| {
         found
             .obstacles
@@ -45,63 +107,57 @@ pub(super) fn report(
             ));
         }
     }
-    for engine in EngineName::ALL {
-        let words = match listener.engine {
-            EngineChoice::Only(only) if only != engine => not_chosen(engine, only),
-            chosen => match host.probe(engine) {
-                Err(error) => {
-                    if chosen != EngineChoice::Auto {
-                        found
-                            .obstacles
-                            .push(format!("listener {:?}: {error}", listener.name));
-                    }
-                    format!("not used: {error}")
-                }
-                Ok(()) => used(engine, chosen),
-            },
-        };
-        let _ = writeln!(found.report, "  {:NAME_WIDTH$} {words}", engine.as_str());
-        let is_tried = words.starts_with("used");
-        if engine == EngineName::Segment && is_tried && listener.from_syn {
-            let plans: Vec<_> = backends.iter().map(|backend| backend.plan).collect();
-            let words = match needs_sockets(listener, &plans) {
-                None => "from the SYN on, where routes and packet filters allow it".into(),
-                Some(why) => format!("but not from the SYN on: {why}"),
-            };
-            let _ = writeln!(found.report, "  {:NAME_WIDTH$} {words}", "");
-        }
-        if engine == EngineName::Segment && is_tried {
-            for (whom, why) in exceptions(listener, &listening, &backends, host) {
-                let _ = writeln!(found.report, "  {:NAME_WIDTH$} but not {whom}: {why}", "");
+    let mut of_listener = OfListener {
+        name: listener.name.clone(),
+        address: listener.address.to_string(),
+        engine: listener.engine.to_string(),
+        uses: Vec::new(),
+        from_syn: None,
+        exceptions: Vec::new(),
+    };
+    for (engine, when) in uses(listener.engine) {
+        if let Err(error) = host.probe(engine) {
+            match listener.engine {
+                EngineChoice::Auto => found.unusable(engine, error),
+                _ => found
+                    .obstacles
+                    .push(format!("listener {:?}: {error}", listener.name)),
             }
+            continue;
+        }
+        of_listener.uses.push(Use {
+            engine: engine.as_str(),
+            when,
+        });
+        if engine == EngineName::Segment {
+            if listener.from_syn {
+                let plans: Vec<_> = backends.iter().map(|backend| backend.plan).collect();
+                let why_not = needs_sockets(listener, &plans);
+                of_listener.from_syn = Some(FromSyn { why_not });
+            }
+            let exceptions = exceptions(listener, &listening, &backends, host).into_iter();
+            let exceptions = exceptions.map(|(which, why)| Exception { which, why });
+            of_listener.exceptions = exceptions.collect();
         }
     }
-    found.report.push('\n');
+    found.listeners.push(of_listener);
 }
 
-fn used(engine: EngineName, chosen: EngineChoice) -> String {
-    let auto = chosen == EngineChoice::Auto;
-    match engine {
-        EngineName::Copy if auto => "used: every connection starts with it",
-        EngineName::Pipe if auto => "used: for bulk",
-        EngineName::Segment if auto => {
-            "used: for connections that live for 50 ms or have moved 64 KiB"
+/// The engines that a choice may come to, and when each is used.
+fn uses(chosen: EngineChoice) -> Vec<(EngineName, &'static str)> {
+    match chosen {
+        EngineChoice::Only(by_name @ (EngineName::Sockmap | EngineName::Segment)) => {
+            vec![(by_name, "once it has taken over from copy")]
         }
-        EngineName::Sockmap | EngineName::Aio | EngineName::Uring if auto => {
-            "not used: auto never picks it; ask for it by name"
-        }
-        EngineName::Sockmap | EngineName::Segment => "used: it takes over from copy",
-        _ => "used: from the first byte on",
-    }
-    .into()
-}
-
-fn not_chosen(engine: EngineName, chosen: EngineName) -> String {
-    let starts =
-        engine == EngineName::Copy && matches!(chosen, EngineName::Sockmap | EngineName::Segment);
-    match starts {
-        true => format!("used: until {chosen} takes over"),
-        false => format!("not used: the listener asks for {chosen}"),
+        EngineChoice::Only(by_name) => vec![(by_name, "")],
+        _ => vec![
+            (EngineName::Copy, ""),
+            (EngineName::Pipe, "for bulk"),
+            (
+                EngineName::Segment,
+                "for connections that live for 50 ms or have moved 64 KiB",
+            ),
+        ],
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod backends;
 mod engine;
+mod found;
 mod host;
 mod names;
 mod servers;
@@ -11,14 +12,11 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use anyhow::{Error, Result};
+use serde_json::json;
 
-use crate::check::backends::Backends;
-use crate::check::host::Host;
-use crate::check::names::Resolved;
-use crate::check::servers::Idle;
+use self::found::Found;
 use crate::cli::CheckArgs;
-use crate::config::{self, Examined};
-use crate::plan::{BackendPlan, Plan};
+use crate::config::{self, Examined, Note};
 use crate::refusal::WrongUsage;
 use crate::standard_output::print;
 
@@ -29,48 +27,79 @@ use crate::standard_output::print;
 pub(crate) fn run(args: &CheckArgs) -> Result<()> {
     let path = args.config.display();
     let Examined { plan, warnings } = config::examine(&args.config);
+    let (found, mistakes) = match &plan {
+        Ok(plan) => (Some(Found::of(plan, &names::resolve(plan))), &[][..]),
+        Err(mistakes) => (None, &mistakes.0[..]),
+    };
+    let obstacles = found.as_ref().map_or(&[][..], |found| &found.obstacles[..]);
+    let refused = match (mistakes.len(), obstacles.len()) {
+        (0, 0) => None,
+        (0, obstacles) => Some(format!("{} on this host", counted(obstacles, "obstacle"))),
+        (mistakes, _) => Some(counted(mistakes, "mistake")),
+    };
+    if args.json {
+        print(&as_json(args, &warnings, mistakes, found.as_ref()))?;
+    } else if let Some(found) = &found {
+        print(&found.to_string())?;
+    }
+    let mut text = String::new();
     let mut said: Vec<_> = warnings
         .iter()
         .map(|note| (note.place(), format!("warning: {}", note.sentence)))
         .collect();
-    let mistakes = plan.as_ref().err().map_or(&[][..], |mistakes| &mistakes.0);
     said.extend(
         mistakes
             .iter()
             .map(|note| (note.place(), note.sentence.clone())),
     );
     said.sort();
-    let mut text = String::new();
     for ((path, line, column), sentence) in &said {
         let path = path.display();
         let _ = writeln!(text, "{path}:{line}:{column}: {sentence}");
     }
-    let refused = match &plan {
-        Err(mistakes) => Some(counted(mistakes.0.len(), "mistake")),
-        Ok(plan) => {
-            let resolved = names::resolve(plan);
-            let found = Found::of(plan, &resolved);
-            print(&found.report)?;
-            for warning in &found.warnings {
-                let _ = writeln!(text, "{path}: warning: {warning}");
-            }
-            for obstacle in &found.obstacles {
-                let _ = writeln!(text, "{path}: {obstacle}");
-            }
-            (!found.obstacles.is_empty()).then(|| {
-                format!(
-                    "{} on this host",
-                    counted(found.obstacles.len(), "obstacle")
-                )
-            })
-        }
-    };
+    for warning in found.iter().flat_map(|found| &found.warnings) {
+        let _ = writeln!(text, "{path}: warning: {warning}");
+    }
+    for obstacle in obstacles {
+        let _ = writeln!(text, "{path}: {obstacle}");
+    }
     // If the reader has gone away, nobody misses the rest.
     let _ = io::stderr().write_all(text.as_bytes());
     match refused {
         Some(what) => Err(Error::new(WrongUsage::new(format!("{path} has {what}")))),
+        None if args.json => Ok(()),
         None => print(&format!("{path} can be used\n")),
     }
+}
+
+/// Everything, for programs.
+fn as_json(
+    args: &CheckArgs,
+    warnings: &[Note],
+    mistakes: &[Note],
+    found: Option<&Found>,
+) -> String {
+    let of_note = |note: &Note| {
+        json!({
+            "path": note.path,
+            "line": note.line,
+            "column": note.column,
+            "sentence": note.sentence,
+        })
+    };
+    let of_host = |sentence: &String| json!({ "path": args.config, "sentence": sentence });
+    let warnings_of_host = found.into_iter().flat_map(|found| &found.warnings);
+    let warnings = warnings
+        .iter()
+        .map(of_note)
+        .chain(warnings_of_host.map(of_host));
+    let told = json!({
+        "configuration": args.config,
+        "mistakes": mistakes.iter().map(of_note).collect::<Vec<_>>(),
+        "warnings": warnings.collect::<Vec<_>>(),
+        "found": found,
+    });
+    format!("{told:#}\n")
 }
 
 fn counted(count: usize, what: &str) -> String {
@@ -80,74 +109,13 @@ fn counted(count: usize, what: &str) -> String {
     }
 }
 
-/// What this host makes of a plan.
-#[derive(Debug, Default)]
-struct Found {
-    /// What each listener and backend does.
-    report: String,
-    /// What does not work now, but may later.
-    warnings: Vec<String>,
-    /// What keeps the plan from running.
-    obstacles: Vec<String>,
-}
-
-impl Found {
-    fn of(plan: &Plan, resolved: &Resolved) -> Self {
-        let mut found = Self::default();
-        let host = Host::default();
-        let backends = Backends::new(plan, resolved);
-        for listener in &plan.listeners {
-            engine::report(listener, &backends, &host, &mut found);
-        }
-        for backend in &plan.backends {
-            found.backend(backend, resolved);
-        }
-        found
-    }
-
-    fn backend(&mut self, backend: &BackendPlan, resolved: &Resolved) {
-        let idle = Idle::of(backend);
-        let _ = match idle.told() {
-            Some(told) => writeln!(self.report, "backend {}: {told}", backend.name),
-            None => writeln!(self.report, "backend {}", backend.name),
-        };
-        if idle.are_all() {
-            self.warnings.push(format!(
-                "backend {:?} has no server that takes clients: each is disabled or has weight 0; enable one, or give it \
-                 a weight from 1 on",
-                backend.name
-            ));
-        }
-        for server in &backend.servers {
-            let name = server.address.to_string();
-            let line = match resolved.of(&server.address) {
-                Ok(addresses) => {
-                    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-                    let addresses = addresses.join(", ");
-                    match addresses == name {
-                        true => name,
-                        false => format!("{name} is {addresses}"),
-                    }
-                }
-                Err(why) => {
-                    let backend = &backend.name;
-                    self.warnings
-                        .push(format!("server {name} of backend {backend:?}: {why}"));
-                    format!("{name} is not known: {why}")
-                }
-            };
-            let _ = writeln!(self.report, "  {line}");
-        }
-        source::report(backend, resolved, self);
-        self.report.push('\n');
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use netlab::Scratch;
     use splice::EngineName;
 
+    use super::backends::Backends;
+    use super::host::Host;
     use super::*;
 
     #[test]

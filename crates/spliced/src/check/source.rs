@@ -1,7 +1,6 @@
 //! Whether this host lets a backend have the source address, mark and interface that it asks for.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::process::{Command, Stdio};
@@ -9,7 +8,6 @@ use std::process::{Command, Stdio};
 use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 
-use crate::check::Found;
 use crate::check::names::{Resolved, inet};
 use crate::plan::{BackendPlan, Source};
 
@@ -23,9 +21,14 @@ const WAYS_BACK: usize = 100;
 /// The bit of CAP_NET_ADMIN (`linux/capability.h`).
 const CAP_NET_ADMIN: u32 = 12;
 
-/// Adds what is missing for `backend` to `found`.
-pub(super) fn report(backend: &BackendPlan, resolved: &Resolved, found: &mut Found) {
+/// Adds what is missing for `backend` to `warnings`. Returns what there is to say of it.
+pub(super) fn report(
+    backend: &BackendPlan,
+    resolved: &Resolved,
+    warnings: &mut Vec<String>,
+) -> Vec<String> {
     let name = &backend.name;
+    let mut notes = Vec::new();
     let needs_right = match (&backend.source, backend.mark) {
         (Source::Client, _) => Some("source = \"client\""),
         (_, Some(_)) => Some("mark"),
@@ -34,7 +37,7 @@ pub(super) fn report(backend: &BackendPlan, resolved: &Resolved, found: &mut Fou
     if let Some(option) = needs_right
         && !has_net_admin()
     {
-        found.warnings.push(format!(
+        warnings.push(format!(
             "backend {name:?}: {option} needs CAP_NET_ADMIN, which this user has not; give it to spliced"
         ));
     }
@@ -42,7 +45,7 @@ pub(super) fn report(backend: &BackendPlan, resolved: &Resolved, found: &mut Fou
         // Not by /sys/class/net, which may show another network namespace.
         && if_nametoindex(interface.as_str()).is_err()
     {
-        found.warnings.push(format!(
+        warnings.push(format!(
             "backend {name:?}: there is no interface {interface}; create it, or correct the name"
         ));
     }
@@ -51,7 +54,7 @@ pub(super) fn report(backend: &BackendPlan, resolved: &Resolved, found: &mut Fou
         Source::Addresses(addresses) => {
             for address in addresses {
                 if let Err(error) = TcpListener::bind((*address, 0)) {
-                    found.warnings.push(format!(
+                    warnings.push(format!(
                         "backend {name:?}: source {address} cannot be used ({error}); add it to an \
                          interface of this host"
                     ));
@@ -68,23 +71,22 @@ pub(super) fn report(backend: &BackendPlan, resolved: &Resolved, found: &mut Fou
             for server in addresses.iter().take(WAYS_BACK) {
                 match way_back(*server) {
                     Ok(interface) => {
-                        let _ = writeln!(
-                            found.report,
-                            "  answers of {server} to clients come in through {interface} and stay here"
-                        );
+                        notes.push(format!(
+                            "answers of {server} to clients come in through {interface} and stay here"
+                        ));
                     }
-                    Err(why) => found.warnings.push(format!("backend {name:?}: {why}")),
+                    Err(why) => warnings.push(format!("backend {name:?}: {why}")),
                 }
             }
             if addresses.len() > WAYS_BACK {
                 let more = addresses.len() - WAYS_BACK;
-                let _ = writeln!(
-                    found.report,
-                    "  where answers of {more} more servers go has not been asked"
-                );
+                notes.push(format!(
+                    "where answers of {more} more servers go has not been asked"
+                ));
             }
         }
     }
+    notes
 }
 
 fn has_net_admin() -> bool {

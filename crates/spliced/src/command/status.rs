@@ -61,6 +61,9 @@ fn process(status: &Value) -> String {
         shown(&status["connections"])
     );
     let _ = writeln!(text, "control socket: {}", shown(&status["socket"]));
+    if let Some(why) = process["why_copied"].as_str() {
+        let _ = writeln!(text, "copied and not spliced: {}", printable(why));
+    }
     let reload = &process["last_reload"];
     if !reload.is_null() {
         let how = match reload["error"].as_str() {

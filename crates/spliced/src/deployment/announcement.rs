@@ -1,8 +1,13 @@
 //! What a deployment tells the operator.
 
-use splice::EngineName;
+use std::sync::Arc;
 
+use splice::{EngineChoice, EngineName};
+
+use super::{Deployment, Listening};
+use crate::backend::Backend;
 use crate::firewall;
+use crate::own_address::{is_loopback, is_own};
 use crate::service::{Destination, Route, Terms};
 use crate::socket_address::SocketAddress;
 
@@ -45,6 +50,54 @@ pub(super) fn announce(terms: &Terms, listening: &[SocketAddress]) {
     for address in listening {
         tracing::info!("{name}listening on {address}, {what}");
     }
+}
+
+/// So many listeners are named for one reason.
+const LISTENERS_NAMED: usize = 8;
+
+impl Deployment {
+    /// Says so if `auto` can splice nothing, or nothing of what a listener is likely to get. Returns what stands in the way
+    /// of all.
+    pub(crate) fn log_what_is_copied(&self) -> Option<String> {
+        let splicing = self.listeners.values().filter(|listening| {
+            let terms = listening.service.terms();
+            terms.may_promote() && terms.options.engine == EngineChoice::Auto
+        });
+        let splicing: Vec<_> = splicing.collect();
+        if splicing.is_empty() {
+            return None;
+        }
+        if let Err(why) = EngineName::Segment.is_permitted() {
+            tracing::warn!("connections are copied and not spliced: {why}");
+            return Some(why.to_string());
+        }
+        let copying = splicing
+            .iter()
+            .filter(|listening| is_before_own_servers(listening));
+        let names: Vec<_> = copying
+            .map(|listening| listening.service.terms().plan.name.clone())
+            .collect();
+        for name in names.iter().take(LISTENERS_NAMED) {
+            tracing::info!(
+                "{name}: clients of other hosts are copied and not spliced: its servers are on this host, so that segment \
+                 sizes differ; engine = \"segment\" announces sizes that fit"
+            );
+        }
+        if let Some(more @ 1..) = names.len().checked_sub(LISTENERS_NAMED) {
+            tracing::info!("{more} more listeners have all their servers on this host");
+        }
+        None
+    }
+}
+
+/// Whether clients of other hosts may come, and all of them go to servers of this one.
+fn is_before_own_servers(listening: &Listening) -> bool {
+    let servers = |backend: &Arc<Backend>| backend.addresses();
+    let terms = listening.service.terms();
+    let mut servers = terms.backends().flat_map(servers).peekable();
+    !listening.addresses.iter().all(is_loopback)
+        && servers.peek().is_some()
+        && servers.all(|server| is_own(&server))
 }
 
 /// Logs why engines are missing, which `auto` goes on without. The log level is asked first, since

@@ -1,11 +1,16 @@
 //! What `spliced status` says of a server.
 
+use std::fs;
+use std::os::unix::fs::chown;
+
+use netlab::{Need, Process, Scratch, available};
 use serde_json::Value;
 
-use super::relay_to_nobody;
+use super::{answers, relay_to_nobody};
+use crate::doctor::{NOBODY, for_anybody};
 use crate::patience::until_found;
 use crate::peer::Peer;
-use crate::relay::{command, output};
+use crate::relay::{Relay, command, output};
 
 /// It has no checks and no other server beside it, so that it stays in use.
 #[test]
@@ -37,4 +42,55 @@ fn a_server_that_refuses_every_client_has_a_reason_and_a_time() {
         row.contains("  last error ") && row.ends_with(" ago: connection refused"),
         "{table}"
     );
+}
+
+#[test]
+fn a_process_without_rights_says_that_it_copies_and_what_to_do() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let spliced = for_anybody(&scratch);
+    let run = scratch.path().join("run");
+    fs::create_dir(&run).expect("made");
+    let nobody = NOBODY.parse().ok();
+    chown(&run, nobody, nobody).expect("given away");
+    let start = |engine: &str| {
+        let socket = run.join(engine);
+        let mut relay = Process::command("setpriv");
+        relay
+            .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"])
+            .arg(&spliced)
+            .args([
+                "relay",
+                "127.0.0.1:0",
+                "127.0.0.1:9",
+                "--engine",
+                engine,
+                "--control",
+            ])
+            .arg(&socket)
+            .env_remove("SPLICED_LOG");
+        let relay = Relay::spawn(&mut relay);
+        answers(&socket);
+        let status = output(command(&["status", "--control"]).arg(&socket));
+        (relay, String::from_utf8(status.stdout).expect("text"))
+    };
+    let (relay, status) = start("auto");
+    let why = relay.wait_logged(
+        "WARN connections are copied and not spliced: engine segment cannot be used: ",
+    );
+    for remedy in [
+        "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
+        "run it as root, or give it ",
+    ] {
+        assert!(why.contains(remedy), "{why}");
+    }
+    let line =
+        "\ncopied and not spliced: engine segment cannot be used: this process lacks CAP_BPF";
+    assert!(status.contains(line), "{status}");
+    // Whoever asks for no more is not told.
+    let (relay, status) = start("copy");
+    assert!(!status.contains("copied"), "{status}");
+    assert_eq!(relay.lines_logged("copied"), 0);
 }

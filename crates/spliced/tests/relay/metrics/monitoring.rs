@@ -31,7 +31,11 @@ fn queries() -> Vec<String> {
         .flat_map(|panel| panel["targets"].as_array().expect("targets"));
     let queries = targets.map(|target| target["expr"].as_str().expect("a query"));
     queries
-        .map(|query| query.replace("$instance", ".*").replace("$__rate_interval", "5m"))
+        .map(|query| {
+            query
+                .replace("$instance", ".*")
+                .replace("$__rate_interval", "5m")
+        })
         .collect()
 }
 
@@ -54,7 +58,9 @@ fn prometheus_takes_the_configuration_and_each_alert_is_raised() {
     promtool(&["check", "rules", "alerts.yml"]);
     promtool(&["test", "rules", "alerts.test.yml"]);
     let raised = include_str!("../../../../../examples/monitoring/alerts.test.yml");
-    let alerts = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let alerts = ALERTS
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
     let alerts: Vec<_> = alerts.collect();
     assert!(alerts.len() > 8);
     for alert in alerts {
@@ -72,7 +78,11 @@ fn the_dashboard_asks_what_prometheus_understands() {
     for (number, query) in queries.iter().enumerate() {
         let query = Value::from(&**query);
         // JSON is YAML.
-        write!(rules, "      - record: query:{number}\n        expr: {query}\n").expect("written");
+        write!(
+            rules,
+            "      - record: query:{number}\n        expr: {query}\n"
+        )
+        .expect("written");
     }
     let scratch = Scratch::new("metrics").expect("a directory");
     let rules = scratch.write("rules.yml", &rules).expect("written");

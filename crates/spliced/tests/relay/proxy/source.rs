@@ -242,7 +242,10 @@ fn a_fixed_source_is_used_and_those_of_a_pool_take_turns() {
 fn excludes_segment(lab: &Lab, option: &str) {
     let site = Site::v4(lab, "", option);
     let (is_good, said) = ask("check", lab, &site.configuration);
-    assert!(is_good && said.contains("but not to backend b"), "{said}");
+    assert!(
+        is_good && said.contains("not segment to backend b"),
+        "{said}"
+    );
     assert!(!said.contains("there is no interface"), "{said}");
     let proxy = site.run(lab);
     let (engine, why) = site.engine(lab, &proxy);

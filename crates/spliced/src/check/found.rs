@@ -1,0 +1,158 @@
+//! What a check has found out about a plan on this host.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+use splice::EngineName;
+
+use super::backends::Backends;
+use super::engine::{self, OfListener};
+use super::host::Host;
+use super::names::Resolved;
+use super::servers::Idle;
+use super::source;
+use crate::plan::{BackendPlan, Plan, ServerPlan};
+
+/// What this host makes of a plan.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Found {
+    /// Engines that `auto` goes on without, and why.
+    unusable_engines: BTreeMap<&'static str, String>,
+    pub(super) listeners: Vec<OfListener>,
+    backends: Vec<OfBackend>,
+    /// What does not work now, but may later.
+    #[serde(skip)]
+    pub(super) warnings: Vec<String>,
+    /// What keeps the plan from running.
+    pub(super) obstacles: Vec<String>,
+}
+
+/// What a backend is here.
+#[derive(Debug, Serialize)]
+struct OfBackend {
+    name: String,
+    /// Those that get no new clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle: Option<String>,
+    servers: Vec<OfServer>,
+    /// What else there is to say of it.
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct OfServer {
+    /// As the configuration has it.
+    server: String,
+    addresses: Vec<String>,
+    /// Why they are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Found {
+    pub(super) fn of(plan: &Plan, resolved: &Resolved) -> Self {
+        let mut found = Self::default();
+        let host = Host::default();
+        let backends = Backends::new(plan, resolved);
+        for listener in &plan.listeners {
+            engine::report(listener, &backends, &host, &mut found);
+        }
+        for backend in &plan.backends {
+            found.backend(backend, resolved);
+        }
+        found
+    }
+
+    /// `auto` goes on without this engine.
+    pub(super) fn unusable(&mut self, engine: EngineName, why: &splice::Error) {
+        self.unusable_engines
+            .entry(engine.as_str())
+            .or_insert_with(|| why.to_string());
+    }
+
+    fn backend(&mut self, backend: &BackendPlan, resolved: &Resolved) {
+        let idle = Idle::of(backend);
+        if idle.are_all() {
+            self.warnings.push(format!(
+                "backend {:?} has no server that takes clients: each is disabled or has weight 0; enable one, or give it \
+                 a weight from 1 on",
+                backend.name
+            ));
+        }
+        let servers = backend.servers.iter();
+        let servers: Vec<_> = servers.map(|it| OfServer::of(it, resolved)).collect();
+        for server in &servers {
+            if let Some(why) = &server.error {
+                let (server, backend) = (&server.server, &backend.name);
+                self.warnings
+                    .push(format!("server {server} of backend {backend:?}: {why}"));
+            }
+        }
+        let notes = source::report(backend, resolved, &mut self.warnings);
+        self.backends.push(OfBackend {
+            name: backend.name.clone(),
+            idle: idle.told(),
+            servers,
+            notes,
+        });
+    }
+}
+
+impl OfServer {
+    fn of(server: &ServerPlan, resolved: &Resolved) -> Self {
+        let (addresses, error) = match resolved.of(&server.address) {
+            Ok(addresses) => (addresses.iter().map(ToString::to_string).collect(), None),
+            Err(why) => (Vec::new(), Some(why.to_string())),
+        };
+        Self {
+            server: server.address.to_string(),
+            addresses,
+            error,
+        }
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for why in self.unusable_engines.values() {
+            writeln!(f, "{why}")?;
+        }
+        for listener in &self.listeners {
+            write!(f, "{listener}")?;
+        }
+        for backend in &self.backends {
+            write!(f, "\n{backend}")?;
+        }
+        writeln!(f)
+    }
+}
+
+impl fmt::Display for OfBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.idle {
+            Some(idle) => writeln!(f, "backend {}: {idle}", self.name)?,
+            None => writeln!(f, "backend {}", self.name)?,
+        }
+        for server in &self.servers {
+            writeln!(f, "  {server}")?;
+        }
+        for note in &self.notes {
+            writeln!(f, "  {note}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for OfServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            server, addresses, ..
+        } = self;
+        match &self.error {
+            Some(why) => write!(f, "{server} is not known: {why}"),
+            None if *addresses == [&**server] => f.write_str(server),
+            None => write!(f, "{server} is {}", addresses.join(", ")),
+        }
+    }
+}
