@@ -34,6 +34,7 @@ const FIELDS: [&str; 22] = [
     "listener",
     "phase",
     "process",
+    "process_draining",
     "server",
     "server_name",
     "socket",
