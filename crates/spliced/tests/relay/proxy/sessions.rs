@@ -20,7 +20,7 @@ use crate::peer::{Over, Peer};
 use crate::server::Server;
 
 /// Every field of a session that has all of them.
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 25] = [
     "accepted_at",
     "age_ms",
     "backend",
@@ -35,6 +35,7 @@ const FIELDS: [&str; 24] = [
     "peer",
     "phase",
     "process",
+    "process_draining",
     "route",
     "server",
     "server_name",
