@@ -20,7 +20,7 @@ use crate::peer::{Over, Peer};
 use crate::server::Server;
 
 /// Every field of a session that has all of them.
-const FIELDS: [&str; 22] = [
+const FIELDS: [&str; 23] = [
     "accepted_at",
     "age_ms",
     "backend",
@@ -34,6 +34,7 @@ const FIELDS: [&str; 22] = [
     "listener",
     "phase",
     "process",
+    "process_draining",
     "server",
     "server_name",
     "socket",
