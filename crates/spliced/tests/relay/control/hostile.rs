@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::servers::{Stage, join};
 use super::{curl, relay_to_nobody};
+use crate::metrics::reading::get;
 use crate::peer::{Over, Peer};
 use crate::server::Server;
 
@@ -73,6 +74,15 @@ impl Honest<'_> {
         answer
     }
 
+    /// They are no JSON.
+    fn reads_metrics(&self) {
+        let begin = Instant::now();
+        let (_, text) = get(self.socket.to_str().expect("UTF-8"), "/metrics");
+        let took = begin.elapsed();
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        assert!(took < ANSWER_WITHIN, "metrics: {took:?}");
+    }
+
     /// Asks for everything that there is. A reload would remove a server that is being added.
     fn asks_for_all(&self, adds: &RwLock<()>) {
         let number = self.number;
@@ -84,6 +94,10 @@ impl Honest<'_> {
         let told = self.asks("GET", "/v1");
         for entry in told["paths"].as_array().expect("a list") {
             let [method, path] = ["method", "path"].map(|key| entry[key].as_str().expect("text"));
+            if path == "/metrics" {
+                self.reads_metrics();
+                continue;
+            }
             let mut server = format!("127.0.0.1:{}", number + 1);
             let what = path.rsplit('/').next().expect("a last part");
             let query = match (method, what) {
