@@ -34,6 +34,7 @@ mod file_lock;
 mod file_stamp;
 mod firewall;
 mod forwarding;
+mod journal_stream;
 mod kinds;
 mod listener;
 mod log_field;
