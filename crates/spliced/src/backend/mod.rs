@@ -107,7 +107,9 @@ impl Backend {
             control: control.clone(),
             pool: Mutex::default(),
             client_reports: Mutex::default(),
-            shortage: RateLimitedWarning::default(),
+            shortage: RateLimitedWarning::of(
+                "servers that could not be connected to for want of something on this host",
+            ),
             availability: Mutex::default(),
             listening: Mutex::default(),
             srv_names: Mutex::default(),

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use crate::patience::PATIENCE;
 use crate::peer::Peer;
 use crate::proxy::Proxy;
-use crate::relay::command;
+use crate::relay::{Relay, command};
 
 /// Starts `command` with `stderr`, which `JOURNAL_STREAM` names, or something else `beside` it.
 fn spawn(command: &mut Command, stderr: OwnedFd, beside: u64) -> Process {
@@ -117,6 +117,29 @@ fn the_journal_gets_why_a_start_is_refused_as_errors() {
     assert_eq!(text.lines().count(), 1, "{text}");
     let status = process.wait_at_most(PATIENCE).expect("wait");
     assert_eq!(status.expect("it ends").code(), Some(1));
+}
+
+/// Of so many clients in a row, nearly all are within a second of a warning.
+const CLIENTS: usize = 50;
+
+#[test]
+fn what_the_rate_limit_has_held_back_is_told_at_the_end() {
+    let mut relay = Relay::to("127.0.0.1:1", &[]);
+    for _ in 0..CLIENTS {
+        Peer::is_reset_by(&relay.address);
+    }
+    relay.terminate();
+    let lines = relay.logged();
+    let of_connections = |line: &&String| line.contains("connection ") && line.contains("refused");
+    let warned = lines.iter().filter(of_connections).count();
+    let counts = lines.iter().filter_map(|line| {
+        let (before, _) = line.split_once(" more like it since the last warning)")?;
+        let (_, count) = before.rsplit_once('(')?;
+        count.parse::<usize>().ok()
+    });
+    assert_eq!(warned + counts.sum::<usize>(), CLIENTS, "{lines:?}");
+    let last = "connections that were reset for want of a target (";
+    assert_eq!(relay.lines_logged(last), 1, "{lines:?}");
 }
 
 #[test]
