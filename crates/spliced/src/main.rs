@@ -34,6 +34,7 @@ mod file_lock;
 mod file_stamp;
 mod firewall;
 mod forwarding;
+mod journal_stream;
 mod kinds;
 mod listener;
 mod log_field;
@@ -103,7 +104,9 @@ fn main() -> ExitCode {
             return ExitCode::from(FAILED);
         }
     };
-    let status = match signals.and_then(|signals| run(cli.command, signals, &diagnostics)) {
+    let ended = signals.and_then(|signals| run(cli.command, signals, &diagnostics));
+    rate_limited_warning::tell_rest();
+    let status = match ended {
         Ok(Ended::Well) => 0,
         Ok(Ended::CutShort) => CUT_SHORT,
         Err(error) => {

@@ -1,18 +1,46 @@
 //! A warning that may occur thousands of times a second and is logged at most once a second.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// The least time between two warnings of one kind: a person can read them, and they fill no disk.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// Those that there are, for the end of the process.
+static ALL: Mutex<Vec<Weak<Kind>>> = Mutex::new(Vec::new());
+
 /// One kind of warning.
+#[derive(Debug)]
+pub(crate) struct RateLimitedWarning(Arc<Kind>);
+
+#[derive(Debug)]
+struct Kind {
+    /// What is warned of, in the plural.
+    what: &'static str,
+    state: Mutex<State>,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct RateLimitedWarning {
-    state: Mutex<(Option<Instant>, u64)>,
+struct State {
+    logged_at: Option<Instant>,
+    suppressed: u64,
 }
 
 impl RateLimitedWarning {
+    /// Warnings of `what`, in the plural.
+    pub(crate) fn of(what: &'static str) -> Self {
+        let kind = Arc::new(Kind {
+            what,
+            state: Mutex::default(),
+        });
+        let mut all = lock(&ALL);
+        if all.len() == all.capacity() {
+            all.retain(|kind| kind.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(&kind));
+        Self(kind)
+    }
+
     /// Calls `log` with the number of warnings suppressed since the last one, unless that was less
     /// than a second ago.
     pub(crate) fn emit(&self, log: impl FnOnce(u64)) {
@@ -20,16 +48,51 @@ impl RateLimitedWarning {
     }
 
     fn emit_at(&self, now: Instant, log: impl FnOnce(u64)) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (logged_at, suppressed) = *state;
-        if logged_at.is_some_and(|at| now.saturating_duration_since(at) < INTERVAL) {
-            state.1 += 1;
+        let mut state = lock(&self.0.state);
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < INTERVAL;
+        if state.logged_at.is_some_and(is_recent) {
+            state.suppressed += 1;
             return;
         }
-        *state = (Some(now), 0);
+        state.logged_at = Some(now);
+        let suppressed = std::mem::take(&mut state.suppressed);
         drop(state);
         log(suppressed);
     }
+}
+
+impl Kind {
+    /// What was suppressed and has not been told.
+    fn rest(&self) -> Option<String> {
+        let suppressed = std::mem::take(&mut lock(&self.state).suppressed);
+        (suppressed > 0).then(|| format!("{}{}", self.what, more(suppressed)))
+    }
+
+    fn tell_rest(&self) {
+        if let Some(rest) = self.rest() {
+            tracing::warn!("{rest}");
+        }
+    }
+}
+
+/// No other one of its kind will tell of them.
+impl Drop for Kind {
+    fn drop(&mut self) {
+        self.tell_rest();
+    }
+}
+
+/// The process ends: no other warning will tell how many were suppressed.
+pub(crate) fn tell_rest() {
+    let all = std::mem::take(&mut *lock(&ALL));
+    all.iter()
+        .filter_map(Weak::upgrade)
+        .for_each(|kind| kind.tell_rest());
+}
+
+/// Changes are plain assignments, so a panic cannot leave one half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a warning says of those before it that were suppressed.
@@ -46,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_warning_within_the_interval_is_counted_and_the_next_one_reports_the_count() {
-        let warning = RateLimitedWarning::default();
+        let warning = RateLimitedWarning::of("tests");
         let start = Instant::now();
         let logged = |after: Duration| {
             let mut logged = None;
@@ -58,5 +121,10 @@ mod tests {
         assert_eq!(logged(INTERVAL - Duration::from_millis(1)), None);
         assert_eq!(logged(INTERVAL), Some(2));
         assert_eq!(logged(INTERVAL * 2), Some(0));
+        assert_eq!(warning.0.rest(), None);
+        assert_eq!(logged(INTERVAL * 2), None);
+        let rest = "tests (1 more like it since the last warning)";
+        assert_eq!(warning.0.rest().as_deref(), Some(rest));
+        assert_eq!(warning.0.rest(), None, "it is told once");
     }
 }

@@ -157,7 +157,6 @@ impl Counts {
 }
 
 /// Warnings that every connection may cause.
-#[derive(Default)]
 pub(crate) struct Warnings {
     pub(crate) shortage: RateLimitedWarning,
     pub(crate) max_connections_reached: RateLimitedWarning,
@@ -165,6 +164,20 @@ pub(crate) struct Warnings {
     pub(crate) undecided: RateLimitedWarning,
     pub(crate) client_limit: RateLimitedWarning,
     pub(crate) engine_refused: RateLimitedWarning,
+}
+
+impl Default for Warnings {
+    fn default() -> Self {
+        let of = RateLimitedWarning::of;
+        Self {
+            shortage: of("attempts to accept connections that failed"),
+            max_connections_reached: of("times at which max-connections was reached"),
+            target_unreachable: of("connections that were reset for want of a target"),
+            undecided: of("connections that were reset for want of a route"),
+            client_limit: of("connections that were reset by a limit for each client"),
+            engine_refused: of("connections that their engine refused"),
+        }
+    }
 }
 
 impl Service {

@@ -118,7 +118,7 @@ impl Server {
             facts,
             clients: Arc::default(),
             answers: Arc::default(),
-            refused: RateLimitedWarning::default(),
+            refused: RateLimitedWarning::of("changes that a socket for reading refused"),
         };
         Ok(Self {
             shared: Arc::new(shared),

@@ -139,6 +139,7 @@ impl Backend {
             &By::Configuration,
         );
         self.pool().weigh_again();
+        self.tell_availability();
         // A limit may have been raised.
         self.queue.call_next();
     }

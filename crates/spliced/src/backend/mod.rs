@@ -1,6 +1,7 @@
 //! A group of servers: which one a connection goes to, and which are usable.
 
 mod act;
+mod availability;
 mod change;
 mod check;
 mod client_names;
@@ -40,6 +41,7 @@ use splice::Waker;
 use splice_route::Arrival;
 
 pub(crate) use self::act::{Act, Order};
+use self::availability::Availability;
 pub(crate) use self::change::Change;
 use self::client_reports::ClientReports;
 pub(crate) use self::control::Control;
@@ -68,6 +70,7 @@ pub(crate) struct Backend {
     pool: Mutex<Pool>,
     client_reports: Mutex<ClientReports>,
     shortage: RateLimitedWarning,
+    availability: Mutex<Availability>,
     /// The addresses that listeners with routes to this backend are bound to.
     listening: Mutex<Vec<SocketAddress>>,
     /// The names whose SRV records are asked for.
@@ -104,7 +107,10 @@ impl Backend {
             control: control.clone(),
             pool: Mutex::default(),
             client_reports: Mutex::default(),
-            shortage: RateLimitedWarning::default(),
+            shortage: RateLimitedWarning::of(
+                "servers that could not be connected to for want of something on this host",
+            ),
+            availability: Mutex::default(),
             listening: Mutex::default(),
             srv_names: Mutex::default(),
             ordered_away: Mutex::default(),
@@ -143,6 +149,7 @@ impl Backend {
         // Held until it is in the pool, so that `keep_off` misses no server.
         let listening = lock(&self.listening);
         server.target.keep_off(&listening);
+        self.follow_name(&server);
         if plan.health.is_some() {
             watch::start(self, &server);
         }
@@ -199,6 +206,7 @@ impl Backend {
         };
         self.remove(is_gone, plan.on_remove, &By::Configuration);
         self.pool().weigh_again();
+        self.tell_availability();
         self.queue.call_next();
     }
 
@@ -268,6 +276,8 @@ impl Backend {
         for target in self.targets(None) {
             target.keep_off(listening);
         }
+        drop(known);
+        self.tell_availability();
     }
 
     /// Why a client would get no server now; `None` if it would get one.

@@ -21,6 +21,7 @@ impl Backend {
         let name = &order.server;
         if let Act::Add(weight) = order.act {
             let server = self.add_until_reload(name, weight, by)?;
+            self.tell_availability();
             return Ok(self.told_of(&server));
         }
         let here = self.find(name);
@@ -36,6 +37,7 @@ impl Backend {
             Act::Weigh(weight) => self.weigh(&server, weight, by),
             Act::Remove => self.remove_until_reload(&server, by)?,
         }
+        self.tell_availability();
         Ok(self.told_of(&server))
     }
 

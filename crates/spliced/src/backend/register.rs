@@ -46,6 +46,9 @@ impl Backends {
             name.is_some_and(|name| !current.contains_key(&name))
         });
         former.extend(gone.iter().map(Arc::downgrade));
+        let current: Vec<_> = current.values().cloned().collect();
+        drop(all);
+        current.iter().for_each(|backend| backend.begin_to_tell());
         gone
     }
 

@@ -354,6 +354,11 @@ impl Server {
         self.state(now) == State::Up
     }
 
+    /// Its checks fail.
+    pub(super) fn is_down(&self, now: Instant) -> bool {
+        self.state(now) == State::Down
+    }
+
     pub(super) fn state(&self, now: Instant) -> State {
         lock(&self.health).state(now)
     }

@@ -53,9 +53,12 @@ async fn run(backend: Weak<Backend>, name: String) {
             Ok((servers, until)) => {
                 warned = false;
                 match take(&backend, &name, servers).await {
-                    Ok(()) => until
-                        .saturating_duration_since(Instant::now())
-                        .max(LEAST_KEPT),
+                    Ok(()) => {
+                        backend.tell_from_now_on();
+                        until
+                            .saturating_duration_since(Instant::now())
+                            .max(LEAST_KEPT)
+                    }
                     Err(error) => {
                         tracing::warn!(
                             "backend {}: cannot start the thread that takes the SRV records of {name}: \
@@ -74,6 +77,7 @@ async fn run(backend: Weak<Backend>, name: String) {
                         backend.name()
                     );
                 }
+                backend.tell_from_now_on();
                 RETRY
             }
         };

@@ -65,6 +65,7 @@ async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, healt
         Ok(()) => {
             server.forget_shortage();
             if server.check_passed(backend.name()) {
+                backend.tell_availability();
                 backend.queue.call_next();
             }
             return;
@@ -77,6 +78,7 @@ async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, healt
         if plan.resets_on_down {
             server.roster.purge();
         }
+        backend.tell_availability();
         // Others may be used instead, backups for one.
         backend.queue.call_next();
     }

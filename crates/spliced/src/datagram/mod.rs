@@ -103,8 +103,10 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         next_address: AtomicUsize::new(0),
         cut_short: AtomicUsize::new(0),
         total: Mutex::new(Counters::default()),
-        full: RateLimitedWarning::default(),
-        dropped: RateLimitedWarning::default(),
+        full: RateLimitedWarning::of(
+            "clients that displaced others, since --max-sessions were open",
+        ),
+        dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
         addresses,
         plan,
     });

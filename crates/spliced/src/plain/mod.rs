@@ -214,7 +214,7 @@ impl Relay {
             asked: Asked::default(),
             drain_until: None,
             told: None,
-            warning: RateLimitedWarning::default(),
+            warning: RateLimitedWarning::of("connections that failed or were refused"),
         })
     }
 

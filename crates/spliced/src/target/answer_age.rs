@@ -94,6 +94,11 @@ impl AnswerAge {
                 .is_some_and(|at| now.saturating_duration_since(at) < NEW_FOR)
     }
 
+    /// Whether the last question had no answer.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed_at.is_some()
+    }
+
     pub(super) fn is_unknown(&self) -> bool {
         self.answered_at.is_none()
     }

@@ -14,6 +14,7 @@
 //! out of each answer (`own_address.rs`).
 
 mod answer_age;
+mod moved;
 mod own_address;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ use anyhow::{Context as _, Result};
 use splice::Address;
 
 use self::answer_age::{AnswerAge, Use};
+pub(crate) use self::moved::Moved;
 use self::own_address::may_lead_to;
 pub(crate) use self::own_address::{Meeting, leads_to};
 pub(crate) use self::own_address::{follow_routes, is_own};
@@ -49,7 +51,11 @@ pub(crate) struct Target {
     known: Mutex<Known>,
     /// Asks the resolver's thread for a new answer; unset if the answer cannot change.
     questions: OnceLock<mpsc::Sender<()>>,
+    follower: OnceLock<Follower>,
 }
+
+/// Is told of each attempt to resolve a name, and what has moved.
+type Follower = Box<dyn Fn(Option<Moved>) + Send + Sync>;
 
 #[derive(Default)]
 struct Known {
@@ -108,6 +114,7 @@ impl Target {
             address,
             known: Mutex::default(),
             questions: OnceLock::new(),
+            follower: OnceLock::new(),
         });
         if !target.is_name() {
             let addresses = SocketAddress::resolve(&target.address)?;
@@ -228,6 +235,29 @@ impl Target {
         }
     }
 
+    /// Calls `follow` after each attempt to resolve the name, in the thread that does. The first one who asks for it is
+    /// served.
+    pub(crate) fn when_answered(&self, follow: impl Fn(Option<Moved>) + Send + Sync + 'static) {
+        let _ = self.follower.set(Box::new(follow));
+    }
+
+    fn tell(&self, moved: Option<Moved>) {
+        match (self.follower.get(), moved) {
+            (Some(follow), moved) => follow(moved),
+            (None, Some(moved)) => tracing::info!("{} is {moved}", self.address),
+            (None, None) => {}
+        }
+    }
+
+    /// Whether there is no address, and no first answer under way. Asks for nothing.
+    pub(crate) fn leads_nowhere(&self) -> bool {
+        let known = self.lock();
+        match known.age.is_unknown() {
+            true => known.age.has_failed(),
+            false => known.answer.is_empty(),
+        }
+    }
+
     /// Asks the thread, if it is time to.
     fn ask(&self, known: &mut Known, now: Instant) {
         if let Some(questions) = self.questions.get()
@@ -340,11 +370,13 @@ impl Target {
         match SocketAddress::resolve(&self.address) {
             Ok(addresses) => {
                 let shown: Vec<_> = addresses.iter().map(SocketAddress::to_string).collect();
+                let moved = Moved::between(&self.lock().found(), &addresses);
                 self.take(addresses);
                 // Only now, so that whoever reads it can rely on it.
                 if told.take().is_some() {
                     tracing::info!("{} resolves now: {}", self.address, shown.join(", "));
                 }
+                self.tell(moved);
                 self.lock().is_kept_current.then_some(KEPT_CURRENT_EVERY)
             }
             Err(error) => {
@@ -362,6 +394,7 @@ impl Target {
                     tracing::warn!("{error:#}; {otherwise}");
                 }
                 waiting.into_values().for_each(Waker::wake);
+                self.tell(None);
                 match is_usable {
                     true => is_kept_current.then_some(LAST_RETRY),
                     false => Some(next_pause(pause)),

@@ -75,7 +75,8 @@ fn covers(
 /// that is routed here (`ip route add local`). `from` is its other end once it is made. Sends nothing. `None` if that
 /// cannot be found out, which a guard must take for the worse; the log has the reason.
 pub(crate) fn is_own(to: SocketAddr, from: Option<SocketAddr>) -> Option<bool> {
-    static WARNING: LazyLock<RateLimitedWarning> = LazyLock::new(RateLimitedWarning::default);
+    static WARNING: LazyLock<RateLimitedWarning> =
+        LazyLock::new(|| RateLimitedWarning::of("addresses whose routes could not be read"));
     let ip = to.ip().to_canonical();
     if ip.is_loopback() {
         return Some(true);

@@ -42,6 +42,7 @@ mod hostile;
 mod listening;
 mod load;
 mod log;
+mod log_lines;
 mod matrix;
 mod mesh;
 mod metrics;

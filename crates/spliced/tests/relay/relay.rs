@@ -182,6 +182,11 @@ impl Relay {
         found.unwrap_or_else(|| panic!("it never says {words:?}"))
     }
 
+    /// All lines that it has logged so far.
+    pub(crate) fn logged(&self) -> Vec<String> {
+        self.told.lines.lock().expect("no panic").clone()
+    }
+
     pub(crate) fn lines_logged(&self, words: &str) -> usize {
         let lines = self.told.lines.lock().expect("no panic");
         lines.iter().filter(|line| line.contains(words)).count()

@@ -252,15 +252,20 @@ fn a_target_that_has_moved_is_found_by_the_first_client() {
         let before = Server::new().answering();
         let port = before.address.rsplit_once(':').expect("a port").1;
         let after = Server::on(&format!("127.0.0.2:{port}")).answering();
-        let relay = Relay::spawn(&mut relay(scratch, &format!("{NAME}:{port}")));
+        let mut relay = Relay::spawn(&mut relay(scratch, &format!("{NAME}:{port}")));
         ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         names.answer_with(Some(Ipv4Addr::new(127, 0, 0, 2)));
         thread::sleep(ANSWER_TOO_OLD);
         for number in 1..CLIENTS {
             ask(&Peer::connect(&relay.address), number, 1000, 1000);
         }
+        let told = format!("server {NAME}:{port} is 127.0.0.2 now instead of 127.0.0.1");
         assert_eq!(before.finish(), [0]);
         assert_eq!(after.finish(), (1..CLIENTS).collect::<Vec<_>>());
+        let line = relay.wait_logged("now instead of");
+        assert!(line.contains(" INFO ") && line.ends_with(&told), "{line}");
+        relay.terminate();
+        assert_eq!(relay.lines_logged("now instead of"), 1);
     });
 }
 
@@ -333,6 +338,13 @@ fn an_unresolved_target_is_logged_once_and_retried() {
         ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         relay.terminate();
         assert_eq!(relay.lines_logged("resolves now"), 1);
+        for words in [
+            "no server is left for new clients: its name does not resolve",
+            "new clients get a server again: target.test",
+        ] {
+            assert_eq!(relay.lines_logged(words), 1, "{words}");
+        }
+        assert_eq!(relay.lines_logged("now instead of"), 0);
         assert_eq!(server.finish(), [0]);
     });
 }

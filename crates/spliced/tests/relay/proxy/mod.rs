@@ -1,6 +1,7 @@
 //! `spliced run`: listeners, routes and backends of a configuration.
 
 mod admin_socket;
+mod availability;
 mod backends;
 mod early_resets;
 mod evidence;

@@ -180,6 +180,41 @@ fn servers_follow_the_records() {
     namespace.enter(inside).expect("entered");
 }
 
+/// Until the first answer, nobody knows.
+#[test]
+fn a_name_without_records_leaves_no_server() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("srv").expect("a namespace");
+    let scratch = Scratch::new("srv").expect("a directory");
+    let settings = scratch.write("resolv.conf", "nameserver 127.0.0.1\n");
+    let settings = settings.expect("written");
+    let inside = || {
+        let site = Site::new();
+        let port = site.address().rsplit_once(':').expect("a port").1.parse();
+        let names = NameServer::new(Vec::new());
+        let configuration = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\n\
+                             backend = \"b\"\n[backend.b]\nservers = [\"srv:_x._tcp.example.test\"]\n";
+        let script = r#"mount --bind "$0" /etc/resolv.conf && exec "$@""#;
+        let mut command = Process::command("unshare");
+        command
+            .args(["--mount", "sh", "-c", script])
+            .arg(&settings)
+            .arg(BINARY)
+            .env_remove("SPLICED_LOG");
+        let proxy = Proxy::start(configuration, &mut command);
+        let words = "no server is left for new clients: ";
+        let line = proxy.relay.wait_logged(words);
+        assert!(line.ends_with("its servers are not known yet"), "{line}");
+        names.answer_with(Some(vec![[10, 3, port.expect("a number")]]));
+        let line = proxy.relay.wait_logged("new clients get a server again: ");
+        assert!(line.contains("again: localhost:"), "{line}");
+        assert_eq!(proxy.relay.lines_logged(words), 1);
+    };
+    namespace.enter(inside).expect("entered");
+}
+
 /// It prepares a backend, whose records are kept for long.
 #[test]
 fn a_refused_reload_leaves_no_checks() {
