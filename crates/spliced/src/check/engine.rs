@@ -7,7 +7,6 @@ use serde::Serialize;
 use splice::{EngineChoice, EngineName, Kind};
 
 use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
-use crate::check::found::Found;
 use crate::check::host::Host;
 use crate::forwarding::needs_sockets;
 use crate::plan::ListenerPlan;
@@ -83,17 +82,19 @@ impl fmt::Display for OfListener {
     }
 }
 
-/// Adds what `listener` does to `found`.
-pub(super) fn report(
-    listener: &ListenerPlan,
-    backends: &Backends<'_>,
-    host: &Host,
-    found: &mut Found,
-) {
+/// What a check says of a listener.
+pub(super) struct Report {
+    pub(super) listener: OfListener,
+    /// What keeps it from running.
+    pub(super) obstacles: Vec<String>,
+    /// Engines that `auto` goes on without, and why.
+    pub(super) unusable: Vec<(EngineName, String)>,
+}
+
+pub(super) fn report(listener: &ListenerPlan, backends: &Backends<'_>, host: &Host) -> Report {
+    let (mut obstacles, mut unusable) = (Vec::new(), Vec::new());
     let listening = SocketAddress::to_listen(&listener.address).unwrap_or_else(|error| {
-        found
-            .obstacles
-            .push(format!("listener {:?}: {error:#}", listener.name));
+        obstacles.push(format!("listener {:?}: {error:#}", listener.name));
         Vec::new()
     });
     let backends = backends.of(listener);
@@ -101,7 +102,7 @@ pub(super) fn report(
     for backend in &backends {
         let servers = meetings.iter().flat_map(|at| backend.servers_at(at));
         for server in servers.filter(|server| leads_to(server, &listening)) {
-            found.obstacles.push(format!(
+            obstacles.push(format!(
                 "listener {:?}: server {server} of backend {:?} is the listener itself; choose another server",
                 listener.name, backend.plan.name
             ));
@@ -118,10 +119,8 @@ pub(super) fn report(
     for (engine, when) in uses(listener.engine) {
         if let Err(error) = host.probe(engine) {
             match listener.engine {
-                EngineChoice::Auto => found.unusable(engine, error),
-                _ => found
-                    .obstacles
-                    .push(format!("listener {:?}: {error}", listener.name)),
+                EngineChoice::Auto => unusable.push((engine, error.to_string())),
+                _ => obstacles.push(format!("listener {:?}: {error}", listener.name)),
             }
             continue;
         }
@@ -140,7 +139,11 @@ pub(super) fn report(
             of_listener.exceptions = exceptions.collect();
         }
     }
-    found.listeners.push(of_listener);
+    Report {
+        listener: of_listener,
+        obstacles,
+        unusable,
+    }
 }
 
 /// The engines that a choice may come to, and when each is used.

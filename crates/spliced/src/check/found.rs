@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
-use splice::EngineName;
 
 use super::backends::Backends;
-use super::engine::{self, OfListener};
+use super::engine::{self, OfListener, Report};
 use super::host::Host;
 use super::names::Resolved;
 use super::servers::Idle;
@@ -19,7 +18,7 @@ use crate::plan::{BackendPlan, Plan, ServerPlan};
 pub(super) struct Found {
     /// Engines that `auto` goes on without, and why.
     unusable_engines: BTreeMap<&'static str, String>,
-    pub(super) listeners: Vec<OfListener>,
+    listeners: Vec<OfListener>,
     backends: Vec<OfBackend>,
     /// What does not work now, but may later.
     #[serde(skip)]
@@ -56,7 +55,7 @@ impl Found {
         let host = Host::default();
         let backends = Backends::new(plan, resolved);
         for listener in &plan.listeners {
-            engine::report(listener, &backends, &host, &mut found);
+            found.listener(engine::report(listener, &backends, &host));
         }
         for backend in &plan.backends {
             found.backend(backend, resolved);
@@ -64,11 +63,12 @@ impl Found {
         found
     }
 
-    /// `auto` goes on without this engine.
-    pub(super) fn unusable(&mut self, engine: EngineName, why: &splice::Error) {
-        self.unusable_engines
-            .entry(engine.as_str())
-            .or_insert_with(|| why.to_string());
+    fn listener(&mut self, report: Report) {
+        for (engine, why) in report.unusable {
+            self.unusable_engines.entry(engine.as_str()).or_insert(why);
+        }
+        self.obstacles.extend(report.obstacles);
+        self.listeners.push(report.listener);
     }
 
     fn backend(&mut self, backend: &BackendPlan, resolved: &Resolved) {

@@ -126,9 +126,9 @@ mod tests {
         let path = scratch.write("c.toml", text).expect("written");
         let plan = config::examine(&path).plan.expect("a plan");
         let resolved = names::resolve(&plan);
-        let (host, mut found) = (Host::default(), Found::default());
+        let host = Host::default();
         let backends = Backends::new(&plan, &resolved);
-        engine::report(&plan.listeners[0], &backends, &host, &mut found);
+        engine::report(&plan.listeners[0], &backends, &host);
         assert_eq!(host.probed(), [EngineName::Copy]);
     }
 }
