@@ -362,7 +362,8 @@ impl Record {
                 begun,
             } => {
                 service.counts.accepted.fetch_add(begun, Ordering::Relaxed);
-                tally(&service.terms()).opened(begun);
+                // As a session with sockets, which has no backend when it begins.
+                service.terms().tallies.without_backend().opened(begun);
                 let mut all = lock(&self.open);
                 let of_server = all.by_server.entry(server).or_default();
                 let permit = || service.connection_limit.acquire_beyond_limit();

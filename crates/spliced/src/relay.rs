@@ -380,7 +380,7 @@ impl Running {
                 }
                 if plan.control != self.control {
                     tracing::warn!(
-                        "the process keeps its control socket; restart it to change [process]"
+                        "the process keeps its control socket and its address for metrics; restart it to change [process]"
                     );
                 }
                 self.drain_timeout = plan.drain_timeout;

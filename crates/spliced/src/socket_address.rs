@@ -102,6 +102,14 @@ impl SocketAddress {
         matches!(self, Self::Inet(inet) if inet.is_ipv6() && inet.ip().is_unspecified())
     }
 
+    /// Whether nobody but this host can be reached at it, or reach it.
+    pub(crate) fn is_of_loopback(&self) -> bool {
+        match self {
+            Self::Inet(address) => address.ip().to_canonical().is_loopback(),
+            Self::Unix(_) => true,
+        }
+    }
+
     /// Whether connections to this address use IPv4.
     pub(crate) fn is_ipv4(&self) -> bool {
         matches!(self, Self::Inet(inet) if inet.ip().to_canonical().is_ipv4())

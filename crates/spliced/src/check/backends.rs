@@ -9,10 +9,9 @@ use splice::{EngineChoice, Kind};
 use crate::check::host::Host;
 use crate::check::names::Resolved;
 use crate::firewall::KeptBack;
-use crate::own_address::{is_loopback, is_own};
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::socket_address::SocketAddress;
-use crate::target::Meeting;
+use crate::target::{Meeting, is_on_this_host};
 
 /// How many servers of a backend are named as exceptions: a screen has some 50 lines. The others are counted.
 const SERVERS_NAMED: usize = 20;
@@ -54,7 +53,8 @@ impl Clients {
             over_ipv4: over(true),
             over_ipv6: over(false),
             bypass_firewall: listener.bypass_firewall,
-            are_remote: listener.engine == EngineChoice::Auto && !listening.iter().all(is_loopback),
+            are_remote: listener.engine == EngineChoice::Auto
+                && !listening.iter().all(SocketAddress::is_of_loopback),
         }
     }
 }
@@ -122,7 +122,9 @@ impl<'p> OfBackend<'p> {
         let mut of_servers = self.addresses.iter().flat_map(|address| {
             let whys = match of_server(address, clients) {
                 Some(why) => vec![why],
-                None if clients.are_remote && is_own(address) => vec![OF_OWN_SERVER.into()],
+                None if clients.are_remote && is_on_this_host(address) => {
+                    vec![OF_OWN_SERVER.into()]
+                }
                 None if clients.bypass_firewall => Vec::new(),
                 None => host
                     .server_kept_back(address)
@@ -138,9 +140,29 @@ impl<'p> OfBackend<'p> {
             .collect();
         let more = of_servers.count();
         if more > 0 {
-            found.push((to, format!("{more} more servers, for reasons like these")));
+            let why = format!("{more} more servers, for reasons like these");
+            found.push((to.clone(), why));
         }
+        found.extend(
+            self.of_one_family(clients)
+                .map(|(which, why)| (format!("for {which} {to}"), why)),
+        );
         found
+    }
+
+    /// Clients over a family by which no server is reached, while others come over the other one.
+    fn of_one_family(&self, clients: Clients) -> Option<(&'static str, String)> {
+        let is_reached = |over_ipv4| {
+            let mut servers = self.addresses.iter();
+            servers.any(|it| it.kind() != Kind::Unix && it.is_ipv4() == over_ipv4)
+        };
+        let why = |family: &str| format!("no server is reached over {family}");
+        let come_over_both = clients.over_ipv4 && clients.over_ipv6;
+        match (is_reached(true), is_reached(false)) {
+            (true, false) if come_over_both => Some(("clients over IPv6", why("IPv6"))),
+            (false, true) if come_over_both => Some(("clients over IPv4", why("IPv4"))),
+            _ => None,
+        }
     }
 }
 
@@ -177,6 +199,10 @@ fn of_server(server: &SocketAddress, clients: Clients) -> Option<String> {
         true => (clients.over_ipv4, "IPv4", "IPv6"),
         false => (clients.over_ipv6, "IPv6", "IPv4"),
     };
-    (!is_reached)
-        .then(|| format!("clients come over {ours} and the server is reached over {theirs}"))
+    if !is_reached {
+        return Some(format!(
+            "clients come over {ours} and the server is reached over {theirs}"
+        ));
+    }
+    None
 }

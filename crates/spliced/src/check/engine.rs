@@ -10,6 +10,7 @@ use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
 use crate::check::host::Host;
 use crate::forwarding::needs_sockets;
 use crate::plan::ListenerPlan;
+use crate::printable::printable;
 use crate::socket_address::SocketAddress;
 use crate::target::{Meeting, leads_to};
 
@@ -54,17 +55,13 @@ impl fmt::Display for OfListener {
             when => format!("{} {when}", it.engine),
         });
         let uses: Vec<_> = uses.collect();
-        let Self {
-            name,
-            address,
-            engine,
-            ..
-        } = self;
-        writeln!(
-            f,
-            "listener {name} on {address}, engine {engine}: {}",
-            uses.join(", ")
-        )?;
+        let uses = match uses.is_empty() {
+            true => "it cannot be used".to_owned(),
+            false => uses.join(", "),
+        };
+        let (name, address) = (printable(&self.name), printable(&self.address));
+        let engine = &self.engine;
+        writeln!(f, "listener {name} on {address}, engine {engine}: {uses}")?;
         match &self.from_syn {
             Some(FromSyn { why_not: None }) => {
                 writeln!(
@@ -76,7 +73,7 @@ impl fmt::Display for OfListener {
             None => {}
         }
         for Exception { which, why } in &self.exceptions {
-            writeln!(f, "  not segment {which}: {why}")?;
+            writeln!(f, "  not segment {}: {why}", printable(which))?;
         }
         Ok(())
     }

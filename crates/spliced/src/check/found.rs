@@ -12,6 +12,7 @@ use super::names::Resolved;
 use super::servers::Idle;
 use super::source;
 use crate::plan::{BackendPlan, Plan, ServerPlan};
+use crate::printable::printable;
 
 /// What this host makes of a plan.
 #[derive(Debug, Default, Serialize)]
@@ -146,12 +147,10 @@ impl fmt::Display for OfBackend {
 
 impl fmt::Display for OfServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            server, addresses, ..
-        } = self;
+        let (server, addresses) = (printable(&self.server), &self.addresses);
         match &self.error {
             Some(why) => write!(f, "{server} is not known: {why}"),
-            None if *addresses == [&**server] => f.write_str(server),
+            None if *addresses == [&*self.server] => f.write_str(&server),
             None => write!(f, "{server} is {}", addresses.join(", ")),
         }
     }

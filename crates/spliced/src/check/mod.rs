@@ -17,6 +17,7 @@ use serde_json::json;
 use self::found::Found;
 use crate::cli::CheckArgs;
 use crate::config::{self, Examined, Note};
+use crate::printable::printable;
 use crate::refusal::WrongUsage;
 use crate::standard_output::print;
 
@@ -25,7 +26,7 @@ use crate::standard_output::print;
 /// # Errors
 /// If the configuration has mistakes, or the report cannot be printed.
 pub(crate) fn run(args: &CheckArgs) -> Result<()> {
-    let path = args.config.display();
+    let path = printable(&args.config.display().to_string());
     let Examined { plan, warnings } = config::examine(&args.config);
     let (found, mistakes) = match &plan {
         Ok(plan) => (Some(Found::of(plan, &names::resolve(plan))), &[][..]),
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
     );
     said.sort();
     for ((path, line, column), sentence) in &said {
-        let path = path.display();
+        let path = printable(&path.display().to_string());
         let _ = writeln!(text, "{path}:{line}:{column}: {sentence}");
     }
     for warning in found.iter().flat_map(|found| &found.warnings) {
@@ -79,22 +80,23 @@ fn as_json(
     mistakes: &[Note],
     found: Option<&Found>,
 ) -> String {
+    let path = args.config.display().to_string();
     let of_note = |note: &Note| {
         json!({
-            "path": note.path,
+            "path": note.path.display().to_string(),
             "line": note.line,
             "column": note.column,
             "sentence": note.sentence,
         })
     };
-    let of_host = |sentence: &String| json!({ "path": args.config, "sentence": sentence });
+    let of_host = |sentence: &String| json!({ "path": &path, "sentence": sentence });
     let warnings_of_host = found.into_iter().flat_map(|found| &found.warnings);
     let warnings = warnings
         .iter()
         .map(of_note)
         .chain(warnings_of_host.map(of_host));
     let told = json!({
-        "configuration": args.config,
+        "configuration": &path,
         "mistakes": mistakes.iter().map(of_note).collect::<Vec<_>>(),
         "warnings": warnings.collect::<Vec<_>>(),
         "found": found,

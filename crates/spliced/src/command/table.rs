@@ -5,6 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
+pub(super) use crate::printable::printable;
+
 /// Between two columns.
 const GAP: &str = "  ";
 
@@ -95,14 +97,6 @@ pub(super) fn age(since: &Value) -> String {
         || "-".into(),
         |age| humantime::format_duration(Duration::from_secs(age.as_secs())).to_string(),
     )
-}
-
-/// Escapes what a terminal would act on: others have written some of it.
-pub(super) fn printable(text: &str) -> String {
-    match text.contains(char::is_control) {
-        true => text.escape_debug().to_string(),
-        false => text.into(),
-    }
 }
 
 /// A number of bytes in at most seven characters.

@@ -7,9 +7,9 @@ use splice::{EngineChoice, EngineName};
 use super::{Deployment, Listening};
 use crate::backend::Backend;
 use crate::firewall;
-use crate::own_address::{is_loopback, is_own};
 use crate::service::{Destination, Route, Terms};
 use crate::socket_address::SocketAddress;
+use crate::target::is_on_this_host;
 
 /// Logs what a listener does from now on, and what the packet filters mean for it.
 pub(super) fn announce(terms: &Terms, listening: &[SocketAddress]) {
@@ -95,9 +95,12 @@ fn is_before_own_servers(listening: &Listening) -> bool {
     let servers = |backend: &Arc<Backend>| backend.addresses();
     let terms = listening.service.terms();
     let mut servers = terms.backends().flat_map(servers).peekable();
-    !listening.addresses.iter().all(is_loopback)
+    !listening
+        .addresses
+        .iter()
+        .all(SocketAddress::is_of_loopback)
         && servers.peek().is_some()
-        && servers.all(|server| is_own(&server))
+        && servers.all(|server| is_on_this_host(&server))
 }
 
 /// Logs why engines are missing, which `auto` goes on without. The log level is asked first, since

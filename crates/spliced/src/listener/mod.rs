@@ -118,8 +118,8 @@ impl Listener {
                     self.not_accepted(why_not_accepted(errno));
                     self.service.warnings.shortage.emit(|_| {
                         tracing::warn!(
-                            "no connection can be accepted for now: {}; raise the limit or lower \
-                             --max-connections",
+                            "no connection can be accepted for now: {}; raise the limit or lower the \
+                             number of connections (max-connections)",
                             limit_met(errno)
                                 .unwrap_or_else(|| std::io::Error::from(errno).to_string())
                         );

@@ -99,6 +99,17 @@ pub(crate) fn is_own(to: SocketAddr, from: Option<SocketAddr>) -> Option<bool> {
     }
 }
 
+/// Whether a server at `address` is on this host, as far as its routes are known: its segments pass the loopback device then,
+/// whatever the address.
+pub(crate) fn is_on_this_host(address: &SocketAddress) -> bool {
+    match address {
+        // A connection to it goes to this host.
+        SocketAddress::Inet(address) if address.ip().to_canonical().is_unspecified() => true,
+        SocketAddress::Inet(address) => is_own(*address, None) == Some(true),
+        SocketAddress::Unix(_) => true,
+    }
+}
+
 /// Has the answers of [`is_own`] not depend on a descriptor that is free when a client asks.
 pub(crate) fn follow_routes() {
     if let Err(error) = ask(|_| Ok(false)) {

@@ -1,5 +1,8 @@
 //! What `spliced check` says about this host.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 
 use netlab::{Lab, Need, Process, Scratch, available};
@@ -248,7 +251,7 @@ fn an_engine_that_is_asked_for_and_cannot_be_used_is_an_obstacle() {
         .arg(&path)
         .env_remove("SPLICED_LOG");
     let (report, said) = said(&mut check, 2);
-    assert_in(&report, "engine segment: \n");
+    assert_in(&report, "engine segment: it cannot be used\n");
     assert_in(&said, ": listener \"web\": engine segment cannot be used");
     assert_in(&said, "has 1 obstacle on this host");
 }
@@ -271,11 +274,43 @@ fn clients_of_other_hosts_and_a_server_of_this_one_are_not_spliced_by_auto() {
         ("0.0.0.0:80", "auto", true),
         ("127.0.0.1:80", "auto", false),
         ("0.0.0.0:80", "segment", false),
+        (":80", "auto", true),
     ] {
         let (report, _) = checked(&text(address, engine), 0);
         assert_eq!(report.contains(why), is_told, "{report}");
         assert!(!report.contains("192.0.2.1:1:"), "{report}");
+        let of_others =
+            "not segment for clients over IPv6 to backend web: no server is reached over IPv6\n";
+        assert_eq!(report.contains(of_others), address == ":80", "{report}");
     }
+    // Whoever connects to no address comes to this host.
+    let (report, _) = checked(
+        &text("0.0.0.0:80", "auto").replace("127.0.0.1:1", "0.0.0.0:1"),
+        0,
+    );
+    assert_in(&report, "server 0.0.0.0:1: clients of other hosts");
+}
+
+#[test]
+fn names_of_files_and_sockets_are_shown_without_what_a_terminal_acts_on() {
+    let scratch = Scratch::new("check").expect("a directory");
+    let text = format!(
+        "[[listener]]\naddress = \"unix:/run/a\\nb\\u202e\"\n{ROUTE}[backend.web]\nservers = \"127.0.0.1:1\"\n"
+    );
+    let written = scratch.write("c.toml", &text).expect("written");
+    let path = scratch.path().join(OsStr::from_bytes(b"c\xff\n.toml"));
+    fs::rename(written, &path).expect("renamed");
+    let mut check = command(&["check", "--config"]);
+    let (report, _) = said(check.arg(&path), 0);
+    assert_in(&report, "listener unix:/run/a\\nb\\u{202e} on unix:");
+    assert_in(&report, "\\n.toml can be used\n");
+    let mut check = command(&["check", "--json", "--config"]);
+    let (told, _) = said(check.arg(&path), 0);
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    assert_eq!(
+        told["found"]["listeners"][0]["name"],
+        "unix:/run/a\nb\u{202e}"
+    );
 }
 
 #[test]
