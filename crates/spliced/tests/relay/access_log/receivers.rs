@@ -45,6 +45,14 @@ impl Stage {
         receiver
     }
 
+    /// The last receiver ends. A process that another test starts has its descriptor, too, until it executes its program.
+    fn end(&self, receiver: UnixDatagram) {
+        let probe = UnixDatagram::unbound().expect("a socket");
+        probe.connect(self.path()).expect("connected");
+        drop(receiver);
+        until("it is gone", || probe.send(b"?").is_err());
+    }
+
     /// A relay that logs to `kind` at the socket.
     fn relay(&self, kind: &str, options: &[&str]) -> Relay {
         let place = format!("{kind}:unix:{}", self.path().display());
@@ -140,7 +148,7 @@ fn a_receiver_may_come_late_and_be_started_again() {
     assert_eq!(line(&receive(&receiver))["id"], 1);
     relay.wait_logged("is being written again; no line was lost");
     // It is there again before the next line.
-    drop(receiver);
+    stage.end(receiver);
     let receiver = stage.receiver();
     visit(&relay, 2);
     assert_eq!(line(&receive(&receiver))["id"], 2);
@@ -151,7 +159,8 @@ fn a_receiver_may_come_late_and_be_started_again() {
     relay.wait_logged("was opened again");
     visit(&relay, 3);
     assert_eq!(line(&receive(&next))["id"], 3);
-    drop((receiver, next));
+    drop(receiver);
+    stage.end(next);
     visit(&relay, 4);
     until("it is told again", || {
         relay.lines_logged("the access log cannot be written") == 2
