@@ -1,4 +1,4 @@
-//! The base of the library `splice`: errors, addresses, socket options, capabilities. No event
+//! The base of the library `splice`: errors, addresses, socket options, capabilities, shortages. No event
 //! loop, and no BPF.
 //!
 //! This crate is a part of `splice` and not a library of its own: its API changes with every
@@ -11,6 +11,8 @@ pub mod loopback;
 pub mod obstacle;
 pub mod release;
 pub mod repair;
+pub mod reserve;
+pub mod shortage;
 pub mod socket_name;
 pub mod socket_option;
 pub mod user_timeout;

@@ -150,27 +150,39 @@ pub enum Refusal {
     Now(Errno),
 }
 
-/// Tries whether `take_up` would be refused, with a socket of its own. A connection that a socket has stays as it is.
+/// A socket of the family of an address.
+pub fn stream_socket(local: &SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if local.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+/// Tries whether `take_up` would be refused, with another [`stream_socket`] of the same family. A connection that a socket has
+/// stays as it is.
 ///
 /// # Errors
 /// [`Refusal::Always`] for a port below 1024 without CAP_NET_BIND_SERVICE, or without CAP_NET_ADMIN in the user namespace
 /// of the network namespace.
 pub fn may_take_up(
+    socket: impl AsFd,
     local: &SocketAddr,
     peer: &SocketAddr,
     is_transparent: bool,
 ) -> Result<(), Refusal> {
-    let socket = stream_socket(local).map_err(Refusal::Now)?;
-    repair(&socket, Repair::On).map_err(Refusal::Always)?;
+    let socket = socket.as_fd();
+    repair(socket, Repair::On).map_err(Refusal::Always)?;
     if is_transparent {
-        be_transparent(socket.as_fd(), local).map_err(Refusal::Always)?;
+        be_transparent(socket, local).map_err(Refusal::Always)?;
     }
-    match bind_anyhow(&socket, local) {
+    match bind_anyhow(socket, local) {
         Ok(()) => {}
         Err(Errno::ACCESS) => return Err(Refusal::Always(Errno::ACCESS)),
         Err(errno) => return Err(Refusal::Now(errno)),
     }
-    match connect(&socket, peer) {
+    match connect(socket, peer) {
         // Nothing is sent in repair mode. The connection that is there is in the way (`__inet_check_established`), behind
         // all that could refuse it.
         Ok(()) | Err(Errno::ADDRNOTAVAIL) => Ok(()),
@@ -193,15 +205,6 @@ fn bind_anyhow(socket: impl AsFd, local: &SocketAddr) -> Result<(), Errno> {
         sockopt::set_ipv6_freebind(socket, true)?;
     }
     bind(socket, local)
-}
-
-fn stream_socket(local: &SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = if local.is_ipv4() {
-        AddressFamily::INET
-    } else {
-        AddressFamily::INET6
-    };
-    socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
 }
 
 /// Has a socket leave its connection without a word, and take up the one that stands there, with the same descriptor
@@ -361,15 +364,21 @@ pub fn expect_no_end(fd: impl AsFd, wait: Duration) -> Result<(), Errno> {
     set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_LINGER2, &seconds)
 }
 
-/// Resets a connection that has no socket any more: makes a socket at the given place in the
-/// sequence space and closes it with a reset. `seq` is what the peer expects next.
-pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {
-    let socket = stream_socket(&local)?;
-    repair(&socket, Repair::On)?;
-    bind_anyhow(&socket, &local)?;
-    set_queue_sequence(&socket, RepairQueue::Send, seq)?;
-    set_queue_sequence(&socket, RepairQueue::Receive, ack)?;
-    connect(&socket, &peer)?;
-    repair(&socket, Repair::Off)?;
-    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
+/// Has a [`stream_socket`] take up a connection that has no socket any more, at the given place in the sequence space: when
+/// it is closed, it resets the connection. `seq` is what the peer expects next.
+pub fn reset_on_close(
+    socket: impl AsFd,
+    local: &SocketAddr,
+    peer: &SocketAddr,
+    seq: u32,
+    ack: u32,
+) -> Result<(), Errno> {
+    let socket = socket.as_fd();
+    repair(socket, Repair::On)?;
+    bind_anyhow(socket, local)?;
+    set_queue_sequence(socket, RepairQueue::Send, seq)?;
+    set_queue_sequence(socket, RepairQueue::Receive, ack)?;
+    connect(socket, peer)?;
+    repair(socket, Repair::Off)?;
+    sockopt::set_socket_linger(socket, Some(Duration::ZERO))
 }

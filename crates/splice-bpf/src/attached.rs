@@ -6,14 +6,17 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 
 use libbpf_rs::libbpf_sys;
-use libbpf_rs::query::ProgInfoIter;
 use rustix::io::Errno;
+use splice_base::reserve::Reserve;
+use splice_base::shortage::is_shortage;
 
-use crate::claim::Claim;
+use crate::claim::{Claim, Claims};
 use crate::libbpf::checked;
+use crate::program::info_of;
 
 /// The most programs in one place (`BPF_MPROG_MAX`, `BPF_CGROUP_MAX_PROGS`).
 const MOST_PROGRAMS: usize = 64;
@@ -36,12 +39,11 @@ pub fn program_on_device(device: u32) -> Result<Option<String>, Errno> {
             Err(Errno::INVAL) => return Ok(None),
             ids => ids?,
         };
-        let foreign = ids.into_iter().map(name_of);
-        if let Some(name) = foreign
-            .into_iter()
-            .find(|name| !OWN.contains(&name.as_str()))
-        {
-            return Ok(Some(name));
+        for id in ids {
+            let name = name_of(id, None)?;
+            if !OWN.contains(&name.as_str()) {
+                return Ok(Some(name));
+            }
         }
     }
     Ok(None)
@@ -101,14 +103,37 @@ pub fn programs_beside(device: u32, own: u32) -> Result<Beside, Errno> {
     })
 }
 
-/// The name of a program, or its number where it cannot be asked for; `None` for one of this library, which leaves other
-/// connections alone.
-pub fn foreign_name(id: u32) -> Option<String> {
-    if matches!(Claim::on(&claim_of(id)), Ok(None)) {
-        return None;
+/// Tells programs of others from those of this library, which leave other connections alone. In one network namespace.
+#[derive(Debug)]
+pub struct ForeignPrograms {
+    claims: Claims,
+    reserve: Arc<Reserve>,
+}
+
+impl ForeignPrograms {
+    /// In this thread's network namespace.
+    ///
+    /// # Errors
+    /// If no socket can be made.
+    pub fn here(reserve: Arc<Reserve>) -> Result<Self, Errno> {
+        let claims = Claims::here()?;
+        Ok(Self { claims, reserve })
     }
-    // A process that is being killed may have lost its claim already, and the kernel is still detaching its programs.
-    Some(name_of(id)).filter(|name| !OWN.contains(&name.as_str()))
+
+    /// The name of a program, or its number where it cannot be asked for; `None` for one of this library.
+    ///
+    /// # Errors
+    /// If something is short.
+    pub fn name(&self, id: u32) -> Result<Option<String>, Errno> {
+        match self.claims.have(&claim_of(id)) {
+            Ok(true) => return Ok(None),
+            Err(errno) if is_shortage(errno) => return Err(errno),
+            Ok(false) | Err(_) => {}
+        }
+        // A process that is being killed may have lost its claim already, and the kernel is still detaching its programs.
+        let name = name_of(id, Some(&self.reserve))?;
+        Ok(Some(name).filter(|name| !OWN.contains(&name.as_str())))
+    }
 }
 
 /// The name of a program that filters the packets of the sockets of a control group, attached to it or to one above it.
@@ -122,7 +147,7 @@ pub fn packet_filter_of(group: BorrowedFd<'_>) -> Result<Option<String>, Errno> 
     ] {
         let ids = query(group.as_raw_fd(), place, libbpf_sys::BPF_F_QUERY_EFFECTIVE)?;
         if let Some(id) = ids.into_iter().next() {
-            return Ok(Some(name_of(id)));
+            return Ok(Some(name_of(id, None).unwrap_or_else(|_| number(id))));
         }
     }
     Ok(None)
@@ -178,10 +203,37 @@ fn query(target: i32, place: libbpf_sys::bpf_attach_type, flags: u32) -> Result<
     Ok(ids.into_iter().take_while(|id| *id != 0).collect())
 }
 
-fn name_of(id: u32) -> String {
-    let found = ProgInfoIter::default().find(|program| program.id == id);
-    found.map_or_else(
-        || format!("number {id}"),
-        |program| program.name.to_string_lossy().into_owned(),
-    )
+/// The name of a program, or its number where it cannot be asked for.
+///
+/// # Errors
+/// If something is short.
+fn name_of(id: u32, reserve: Option<&Reserve>) -> Result<String, Errno> {
+    let open = || {
+        // SAFETY: it takes a number only.
+        let fd = unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) };
+        checked(fd)?;
+        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    let opened = match reserve {
+        Some(reserve) => reserve.lend(open),
+        None => open(),
+    };
+    let program = match opened {
+        Ok(program) => program,
+        Err(errno) if is_shortage(errno) => return Err(errno),
+        Err(_) => return Ok(number(id)),
+    };
+    let info = info_of(&program);
+    if let Some(reserve) = reserve {
+        reserve.take(program);
+    }
+    let name = info?.name.map(|byte| byte as u8);
+    let length = name.iter().position(|byte| *byte == 0);
+    let name = &name[..length.unwrap_or(name.len())];
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+fn number(id: u32) -> String {
+    format!("number {id}")
 }

@@ -43,7 +43,7 @@ mod verified;
 pub use attach::detach_link;
 pub use attach::{AttachMode, DeviceLink, Traffic, is_own_filter};
 pub use attached::{
-    Beside, Claimed, foreign_name, open_control_group, packet_filter_of, program_on_device,
+    Beside, Claimed, ForeignPrograms, open_control_group, packet_filter_of, program_on_device,
     programs_beside,
 };
 pub use grace_period::wait_for_programs;

@@ -81,16 +81,21 @@ impl Program {
     }
 
     pub(crate) fn info(&self) -> Result<libbpf_sys::bpf_prog_info, Errno> {
-        let mut info = libbpf_sys::bpf_prog_info::default();
-        let mut length = size_of_val(&info) as u32;
-        // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, whose
-        // pointers are null.
-        let result = unsafe {
-            libbpf_sys::bpf_prog_get_info_by_fd(self.fd.as_raw_fd(), &raw mut info, &raw mut length)
-        };
-        checked(result)?;
-        Ok(info)
+        info_of(&self.fd)
     }
+}
+
+/// What the kernel tells about a program.
+pub(crate) fn info_of(program: &OwnedFd) -> Result<libbpf_sys::bpf_prog_info, Errno> {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, whose
+    // pointers are null.
+    let result = unsafe {
+        libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length)
+    };
+    checked(result)?;
+    Ok(info)
 }
 
 impl AsFd for Program {

@@ -2,7 +2,12 @@
 
 use std::fmt;
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use splice_base::shortage::{Shortage, is_shortage};
 
 use crate::hooks::{HookPlace, Registry, UnknownHook, classify};
 use crate::legacy::{self, Names};
@@ -19,6 +24,9 @@ pub struct Reader {
     rules: Socket,
     /// The lists of tables, or why they cannot be read.
     names: Result<Names, String>,
+    shortage: Shortage,
+    /// A shortage has kept the rules of nftables from being read, which may have changed.
+    is_due: bool,
 }
 
 /// A snapshot of the packet filters of one network namespace.
@@ -33,17 +41,54 @@ pub struct Filters {
 #[derive(Debug)]
 pub struct Changes(Socket);
 
-/// Why the rules of nftables cannot be read.
-#[derive(Debug)]
-pub struct ReadError(io::Error);
+/// Why the packet filters cannot be read.
+#[derive(Clone, Debug)]
+pub struct ReadError {
+    why: String,
+    errno: Option<Errno>,
+    /// It is a shortage, which has lasted for so short a time that what was read before still counts.
+    is_borne: bool,
+}
+
+impl ReadError {
+    /// Whether to go on with what was read before, and to read again soon: something is short for the moment.
+    pub fn is_borne(&self) -> bool {
+        self.is_borne
+    }
+
+    /// The error number of the system call that has failed, if one has.
+    pub fn errno(&self) -> Option<Errno> {
+        self.errno
+    }
+
+    fn is_short(&self) -> bool {
+        self.errno.is_some_and(is_shortage)
+    }
+
+    fn of_rules(error: &io::Error) -> Self {
+        let needs = match error.kind() {
+            io::ErrorKind::PermissionDenied => "; this needs CAP_NET_ADMIN",
+            _ => "",
+        };
+        Self {
+            why: format!("cannot read the rules of nftables: {error}{needs}"),
+            errno: Errno::from_io_error(error),
+            is_borne: false,
+        }
+    }
+
+    fn of_tables(error: &legacy::Error) -> Self {
+        Self {
+            why: error.to_string(),
+            errno: error.errno(),
+            is_borne: false,
+        }
+    }
+}
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot read the rules of nftables: {}", self.0)?;
-        match self.0.kind() {
-            io::ErrorKind::PermissionDenied => f.write_str("; this needs CAP_NET_ADMIN"),
-            _ => Ok(()),
-        }
+        f.write_str(&self.why)
     }
 }
 
@@ -51,7 +96,7 @@ impl std::error::Error for ReadError {}
 
 impl From<DumpError> for ReadError {
     fn from(error: DumpError) -> Self {
-        Self(match error {
+        Self::of_rules(&match error {
             DumpError::Changed => io::Error::other("they change faster than they can be read"),
             DumpError::System(error) => error,
             DumpError::Answer(errno) => errno.into(),
@@ -61,14 +106,19 @@ impl From<DumpError> for ReadError {
 
 impl Reader {
     /// A reader for this thread's network namespace. Only root can open the lists of iptables-legacy's
-    /// tables, so this opens them; reading them later needs no privilege.
+    /// tables, so this opens them; reading them later needs no privilege, and no descriptor.
     ///
     /// # Errors
-    /// If no netlink socket can be created.
+    /// If no netlink socket can be created, or something is short for the moment.
     pub fn new() -> Result<Self, ReadError> {
+        let rules = Socket::new().map_err(|error| ReadError::of_rules(&error))?;
+        let mut shortage = Shortage::default();
+        let names = Names::open();
         Ok(Self {
-            rules: Socket::new().map_err(ReadError)?,
-            names: Names::open().map_err(|error| error.to_string()),
+            rules,
+            names: or_why(names, &mut shortage)?,
+            shortage,
+            is_due: false,
         })
     }
 
@@ -77,15 +127,23 @@ impl Reader {
     /// # Errors
     /// Without CAP_NET_ADMIN, or if the rules change faster than they can be read.
     pub fn read(&mut self) -> Result<Filters, ReadError> {
+        let read = self.try_read();
+        self.bear(read)
+    }
+
+    fn try_read(&mut self) -> Result<Filters, ReadError> {
         Ok(Filters {
             nft: nft::read(&mut self.rules)?,
-            legacy: self.legacy(),
+            legacy: self.legacy()?,
         })
     }
 
-    fn legacy(&self) -> Result<Vec<Table>, String> {
-        let names = self.names.as_ref().map_err(String::clone)?;
-        names.tables().map_err(|error| error.to_string())
+    /// The tables, or why they cannot be read for long.
+    fn legacy(&mut self) -> Result<Result<Vec<Table>, String>, ReadError> {
+        match &mut self.names {
+            Ok(names) => or_why(names.tables(), &mut self.shortage),
+            Err(why) => Ok(Err(why.clone())),
+        }
     }
 
     /// Reads the filters again; `None` if nothing has changed. `changed` says whether [`Changes`] reported a
@@ -98,8 +156,20 @@ impl Reader {
         filters: &Filters,
         changed: bool,
     ) -> Result<Option<Filters>, ReadError> {
-        let is_old = changed && nft::generation(&mut self.rules)? != filters.nft.generation;
-        let legacy = self.legacy();
+        let is_due = mem::take(&mut self.is_due) || changed;
+        let read = self.try_read_again(filters, is_due);
+        let read = self.bear(read);
+        self.is_due = is_due && read.as_ref().is_err_and(ReadError::is_borne);
+        read
+    }
+
+    fn try_read_again(
+        &mut self,
+        filters: &Filters,
+        is_due: bool,
+    ) -> Result<Option<Filters>, ReadError> {
+        let is_old = is_due && nft::generation(&mut self.rules)? != filters.nft.generation;
+        let legacy = self.legacy()?;
         if !is_old && legacy == filters.legacy {
             return Ok(None);
         }
@@ -111,6 +181,34 @@ impl Reader {
             },
             legacy,
         }))
+    }
+
+    /// Says of a shortage whether it has lasted for too long.
+    fn bear<T>(&mut self, read: Result<T, ReadError>) -> Result<T, ReadError> {
+        match read {
+            Err(error) if error.is_short() => Err(ReadError {
+                is_borne: self.shortage.bears(Instant::now()),
+                ..error
+            }),
+            read => {
+                self.shortage.end();
+                read
+            }
+        }
+    }
+}
+
+/// What was read of iptables-legacy, or why it cannot be: the kernel's hooks show whether that matters. A shortage is no such
+/// reason at first.
+fn or_why<T>(
+    read: Result<T, legacy::Error>,
+    shortage: &mut Shortage,
+) -> Result<Result<T, String>, ReadError> {
+    match read {
+        Err(error) if error.errno().is_some_and(is_shortage) && shortage.bears(Instant::now()) => {
+            Err(ReadError::of_tables(&error))
+        }
+        read => Ok(read.map_err(|error| error.to_string())),
     }
 }
 
@@ -289,7 +387,10 @@ impl Filters {
 
 #[cfg(test)]
 mod tests {
-    use rustix::io::Errno;
+    use std::os::fd::OwnedFd;
+
+    use netlink_packet_core::{NLMSG_ERROR, NetlinkBuffer};
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
     use super::*;
 
@@ -302,5 +403,51 @@ mod tests {
             said(DumpError::Changed),
             "cannot read the rules of nftables: they change faster than they can be read"
         );
+    }
+
+    /// A reader on a kernel that answers as it is told.
+    fn reader() -> (Reader, OwnedFd) {
+        let kind = SocketType::SEQPACKET;
+        let pair = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+        let (ours, kernel) = pair.expect("a pair");
+        let reader = Reader {
+            rules: Socket::of(ours),
+            names: Err("not of interest".into()),
+            shortage: Shortage::default(),
+            is_due: false,
+        };
+        (reader, kernel)
+    }
+
+    /// The answer to the request of this number.
+    fn answer(kernel: &OwnedFd, number: u32, errno: Errno) {
+        let mut message = vec![0; 16];
+        let payload = (-errno.raw_os_error()).to_ne_bytes();
+        {
+            let mut header = NetlinkBuffer::new(&mut message);
+            header.set_length((16 + payload.len()) as u32);
+            header.set_message_type(NLMSG_ERROR);
+            header.set_sequence_number(number);
+        }
+        message.extend(payload);
+        send(kernel, &message, SendFlags::empty()).expect("sent");
+    }
+
+    /// A change that was told of before counts once something is no longer short.
+    #[test]
+    fn rules_that_a_shortage_keeps_from_being_read_are_due() {
+        let (mut reader, kernel) = reader();
+        let filters = Filters {
+            nft: nft::Ruleset::default(),
+            legacy: Err("not of interest".into()),
+        };
+        answer(&kernel, 1, Errno::NOBUFS);
+        let short = reader.read_again(&filters, true);
+        assert!(short.is_err_and(|error| error.is_borne()));
+        answer(&kernel, 2, Errno::PERM);
+        let forbidden = reader.read_again(&filters, false);
+        assert!(forbidden.is_err_and(|error| !error.is_borne()));
+        // Nobody asks the kernel, which does not answer.
+        assert!(matches!(reader.read_again(&filters, false), Ok(None)));
     }
 }

@@ -177,32 +177,42 @@ impl PolicyChanges {
 impl Policies {
     /// What they do with the segments of a connection that come in on a device of this thread's network namespace, but
     /// let them pass.
-    pub fn on_incoming(&self, ends: &Ends, device: u32) -> Option<Protection> {
+    ///
+    /// # Errors
+    /// If something is short, so that the settings of the device cannot be read.
+    pub fn on_incoming(&self, ends: &Ends, device: u32) -> io::Result<Option<Protection>> {
         let found = match self.one_way(Direction::In, ends) {
-            Some(first) => first?,
-            None => self.by_default(Direction::In)?,
+            Some(first) => first,
+            None => self.by_default(Direction::In),
+        };
+        let Some(found) = found else {
+            return Ok(None);
         };
         let family = match ends.local.is_ipv4() {
             true => "ipv4",
             false => "ipv6",
         };
         let name = NO_POLICY;
-        let off = Setting { family, name };
-        match off.is_on_for(device) {
-            Ok(true) if ends.local.is_ipv4() => None,
-            Ok(true) => Some(Protection::Unclear),
-            Ok(false) | Err(_) => Some(found),
-        }
+        let is_off = Setting { family, name }.is_on_for(device)?;
+        Ok(match is_off {
+            true if ends.local.is_ipv4() => None,
+            true => Some(Protection::Unclear),
+            false => Some(found),
+        })
     }
 
     /// The same for those that leave by it.
-    pub fn on_outgoing(&self, ends: &Ends, device: u32) -> Option<Protection> {
-        let is_off = || ends.local.is_ipv4() && NO_IPSEC.is_on_for(device).unwrap_or(false);
-        match self.one_way(Direction::Out, ends) {
-            Some(first) if !is_off() => first,
+    ///
+    /// # Errors
+    /// As [`on_incoming`](Self::on_incoming).
+    pub fn on_outgoing(&self, ends: &Ends, device: u32) -> io::Result<Option<Protection>> {
+        let first = self.one_way(Direction::Out, ends);
+        let is_off = first.is_some() && ends.local.is_ipv4() && NO_IPSEC.is_on_for(device)?;
+        Ok(match first {
+            Some(first) if !is_off => first,
             _ if device == LOOPBACK => None,
             _ => self.by_default(Direction::Out),
-        }
+        })
     }
 
     /// What those that match do; `None` if none matches.

@@ -3,8 +3,10 @@
 use std::fs;
 use std::io;
 
+use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use splice_base::shortage::is_shortage;
 
 /// A setting of each device, and of all devices.
 #[derive(Clone, Copy, Debug)]
@@ -15,18 +17,22 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Whether it is on for all devices.
-    pub(crate) fn is_on_for_all(self) -> bool {
-        self.of("all").is_ok_and(|is_on| is_on)
-    }
-
-    /// Whether it is on for a device of this thread's network namespace, or for all.
+    /// Whether it is on for a device of this thread's network namespace, or for all; `false` where the host does not say.
     ///
     /// # Errors
-    /// If there is no such device.
+    /// If something is short.
     pub(crate) fn is_on_for(self, device: u32) -> io::Result<bool> {
-        if self.is_on_for_all() {
-            return Ok(true);
+        match self.is_on(device) {
+            Err(error) if !is_of_shortage(&error) => Ok(false),
+            is_on => is_on,
+        }
+    }
+
+    fn is_on(self, device: u32) -> io::Result<bool> {
+        match self.of("all") {
+            Ok(true) => return Ok(true),
+            Err(error) if is_of_shortage(&error) => return Err(error),
+            Ok(false) | Err(_) => {}
         }
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -42,4 +48,8 @@ impl Setting {
         let value = fs::read_to_string(format!("/proc/sys/net/{family}/conf/{device}/{name}"))?;
         Ok(value.trim() != "0")
     }
+}
+
+fn is_of_shortage(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(is_shortage)
 }

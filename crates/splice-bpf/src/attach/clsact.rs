@@ -7,10 +7,11 @@ use std::sync::PoisonError;
 use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook};
 use rustix::io::Errno;
 use splice_base::error::Result;
+use splice_base::shortage::is_shortage;
 
 use super::{Traffic, not_attached};
 use crate::claim::Claim;
-use crate::libbpf::{LOADING, Quiet, refused};
+use crate::libbpf::{LOADING, Quiet, errno_of, refused};
 use crate::load::load;
 use crate::map::Map;
 use crate::namespace::namespace;
@@ -136,16 +137,26 @@ impl Filter {
     }
 
     /// A device takes its qdisc and its filters with it.
-    pub(super) fn is_attached(&self) -> bool {
+    ///
+    /// # Errors
+    /// If something is short, so that the kernel cannot be asked.
+    pub(super) fn is_attached(&self) -> std::result::Result<bool, Errno> {
         let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let _quiet = Quiet::begin();
         self.is_at(self.position.hook(&self.caller))
     }
 
     /// Another program may have replaced the filter.
-    fn is_at(&self, mut hook: TcHook) -> bool {
-        let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
-        hook.query().is_ok_and(is_own)
+    fn is_at(&self, mut hook: TcHook) -> std::result::Result<bool, Errno> {
+        match hook.query() {
+            Ok(found) => Ok(self.caller.id().is_ok_and(|id| id == found)),
+            Err(error) => {
+                let errno = errno_of(&error).map(Errno::from_raw_os_error);
+                errno
+                    .filter(|errno| is_shortage(*errno))
+                    .map_or(Ok(false), Err)
+            }
+        }
     }
 }
 
@@ -157,7 +168,7 @@ impl Drop for Filter {
             let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
             let _quiet = Quiet::begin();
             let mut hook = self.position.hook(&self.caller);
-            if self.is_at(hook) {
+            if self.is_at(hook) == Ok(true) {
                 let _ = hook.detach();
             }
         }

@@ -48,7 +48,7 @@ impl DeviceLink {
     pub fn is_attached(&self) -> bool {
         match self {
             Self::Tcx(link) => tcx::is_attached(link).unwrap_or(true),
-            Self::Clsact(filter) => filter.is_attached(),
+            Self::Clsact(filter) => filter.is_attached().unwrap_or(true),
         }
     }
 

@@ -6,8 +6,11 @@ mod socket;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+use rustix::io::Errno;
 
 use crate::rule::Table;
 use crate::segment::Family;
@@ -18,11 +21,22 @@ pub(crate) mod fixture;
 mod tests;
 
 /// The lists of tables of a network namespace. Only root can open them; reading them afterwards needs no
-/// privilege.
+/// privilege, and no descriptor.
 #[derive(Debug)]
 pub(crate) struct Names {
-    v4: Option<File>,
-    v6: Option<File>,
+    v4: List,
+    v6: List,
+}
+
+/// The list of one family.
+#[derive(Debug)]
+struct List {
+    family: Family,
+    path: &'static str,
+    /// `None` as long as the module is not loaded.
+    file: Option<File>,
+    /// What its tables are asked for by; `None` on a host without the family.
+    socket: Option<OwnedFd>,
 }
 
 /// Why the tables cannot be read.
@@ -32,6 +46,8 @@ pub(crate) enum Error {
     List(&'static str, io::Error),
     /// A table that is listed.
     Table(&'static str, String, io::Error),
+    /// There is no socket to ask by.
+    Socket(io::Error),
     /// A table that is malformed: what is wrong with it.
     Malformed(&'static str, String, &'static str),
 }
@@ -48,8 +64,8 @@ impl Names {
     /// Opens the lists of this thread's network namespace. A family whose module is not loaded has none.
     pub(crate) fn open() -> Result<Self, Error> {
         Ok(Self {
-            v4: open(IPV4_NAMES)?,
-            v6: open(IPV6_NAMES)?,
+            v4: List::open(Family::Ipv4, IPV4_NAMES)?,
+            v6: List::open(Family::Ipv6, IPV6_NAMES)?,
         })
     }
 
@@ -57,26 +73,43 @@ impl Names {
     /// opened. It needs `CAP_NET_ADMIN` there, unless there are no tables.
     ///
     /// It requests listed tables only, because a request would create a table that does not exist.
-    pub(crate) fn tables(&self) -> Result<Vec<Table>, Error> {
-        let mut tables = Vec::new();
-        for (family, path, file) in [
-            (Family::Ipv4, IPV4_NAMES, &self.v4),
-            (Family::Ipv6, IPV6_NAMES, &self.v6),
-        ] {
-            let names = match file {
-                Some(file) => list(file),
-                // The module may have been loaded since.
-                None => open(path)?.as_ref().map_or(Ok(String::new()), list),
-            }
-            .map_err(|error| Error::List(path, error))?;
-            for name in names.lines() {
-                tables.push(match name {
-                    NAT => without_rules(family, name),
-                    name => table(family, name)?,
-                });
-            }
-        }
+    pub(crate) fn tables(&mut self) -> Result<Vec<Table>, Error> {
+        let mut tables = self.v4.tables()?;
+        tables.extend(self.v6.tables()?);
         Ok(tables)
+    }
+}
+
+impl List {
+    fn open(family: Family, path: &'static str) -> Result<Self, Error> {
+        let socket = match socket::for_tables(family) {
+            Ok(socket) => Some(socket),
+            Err(Errno::AFNOSUPPORT) => None,
+            Err(errno) => return Err(Error::Socket(errno.into())),
+        };
+        Ok(Self {
+            family,
+            path,
+            file: open(path)?,
+            socket,
+        })
+    }
+
+    fn tables(&mut self) -> Result<Vec<Table>, Error> {
+        // The module may have been loaded since. Opening a file takes a descriptor even if there is no such file
+        // (`do_sys_openat2`).
+        if self.file.is_none() && Path::new(self.path).exists() {
+            self.file = open(self.path)?;
+        }
+        let (Some(file), Some(socket)) = (&self.file, &self.socket) else {
+            return Ok(Vec::new());
+        };
+        let names = list(file).map_err(|error| Error::List(self.path, error))?;
+        let tables = names.lines().map(|name| match name {
+            NAT => Ok(without_rules(self.family, name)),
+            name => table(socket, self.family, name),
+        });
+        tables.collect()
     }
 }
 
@@ -95,10 +128,10 @@ fn without_rules(family: Family, name: &str) -> Table {
     }
 }
 
-fn table(family: Family, name: &str) -> Result<Table, Error> {
+fn table(socket: impl AsFd, family: Family, name: &str) -> Result<Table, Error> {
     let program = program(family);
-    let blob =
-        socket::read(family, name).map_err(|error| Error::Table(program, name.into(), error))?;
+    let blob = socket::read(socket, family, name)
+        .map_err(|error| Error::Table(program, name.into(), error))?;
     parse::table(family, name, &blob).map_err(|what| Error::Malformed(program, name.into(), what))
 }
 
@@ -128,6 +161,18 @@ fn list(file: &File) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+impl Error {
+    /// Of the system call that has failed.
+    pub(crate) fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::List(_, error) | Self::Table(_, _, error) | Self::Socket(error) => {
+                Errno::from_io_error(error)
+            }
+            Self::Malformed(..) => None,
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -139,6 +184,9 @@ impl fmt::Display for Error {
                 f,
                 "cannot read the {program} table {table}: {error}; this needs CAP_NET_ADMIN"
             ),
+            Self::Socket(error) => {
+                write!(f, "cannot ask for the tables of iptables-legacy: {error}")
+            }
             Self::Malformed(program, table, what) => {
                 write!(f, "cannot understand the {program} table {table}: {what}")
             }

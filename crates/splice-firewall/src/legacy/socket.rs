@@ -43,22 +43,22 @@ pub(super) struct HookOffsets {
 /// `NF_INET_NUMHOOKS`.
 pub(super) const HOOKS: usize = 5;
 
-/// Reads a table of this thread's network namespace. The kernel creates a missing table if it can, so
-/// `name` must be a listed one. Needs `CAP_NET_ADMIN`.
-pub(super) fn read(family: Family, name: &str) -> io::Result<Blob> {
+/// A socket by which the tables of this thread's network namespace can be read.
+pub(super) fn for_tables(family: Family) -> rustix::io::Result<OwnedFd> {
     // A datagram socket is enough: ip_getsockopt passes unknown options to nf_getsockopt.
-    let family_of_socket = match family {
+    let family = match family {
         Family::Ipv4 => AddressFamily::INET,
         Family::Ipv6 => AddressFamily::INET6,
     };
-    let socket = socket_with(
-        family_of_socket,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+}
+
+/// Reads a table of the namespace of a socket. The kernel creates a missing table if it can, so
+/// `name` must be a listed one. Needs `CAP_NET_ADMIN`.
+pub(super) fn read(socket: impl AsFd, family: Family, name: &str) -> io::Result<Blob> {
+    let socket = socket.as_fd();
     for _ in 0..MOST_ATTEMPTS {
-        match attempt(&socket, family, name) {
+        match attempt(socket, family, name) {
             // The table's size has changed since the first call.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {}
             result => return result,
@@ -67,7 +67,7 @@ pub(super) fn read(family: Family, name: &str) -> io::Result<Blob> {
     Err(Errno::AGAIN.into())
 }
 
-fn attempt(socket: &OwnedFd, family: Family, name: &str) -> io::Result<Blob> {
+fn attempt(socket: BorrowedFd<'_>, family: Family, name: &str) -> io::Result<Blob> {
     let level = match family {
         Family::Ipv4 => libc::SOL_IP,
         Family::Ipv6 => libc::SOL_IPV6,
@@ -75,7 +75,7 @@ fn attempt(socket: &OwnedFd, family: Family, name: &str) -> io::Result<Blob> {
     let name = table_name(name)?;
     let mut info = [0; INFO_BYTES];
     info[..NAME_BYTES].copy_from_slice(&name);
-    get(socket.as_fd(), level, GET_INFO, &mut info)?;
+    get(socket, level, GET_INFO, &mut info)?;
     let word = |index: usize| {
         let at = NAME_BYTES + index * size_of::<u32>();
         u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]])
@@ -93,7 +93,7 @@ fn attempt(socket: &OwnedFd, family: Family, name: &str) -> io::Result<Blob> {
     let mut entries = vec![0; ENTRIES_OFFSET + size as usize];
     entries[..NAME_BYTES].copy_from_slice(&name);
     entries[NAME_BYTES..NAME_BYTES + size_of::<u32>()].copy_from_slice(&size.to_ne_bytes());
-    get(socket.as_fd(), level, GET_ENTRIES, &mut entries)?;
+    get(socket, level, GET_ENTRIES, &mut entries)?;
     entries.drain(..ENTRIES_OFFSET);
     Ok(Blob { hooks, entries })
 }

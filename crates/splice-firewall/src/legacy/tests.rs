@@ -217,25 +217,25 @@ fn a_large_table_is_read() {
 #[test]
 fn open_lists_show_tables_that_were_created_since() {
     let Some(namespace) = namespace() else { return };
-    let names = namespace.enter(|| Names::open().unwrap()).unwrap();
-    let tables = || namespace.enter(|| names.tables().unwrap()).unwrap();
-    assert_eq!(tables(), []);
+    let mut names = namespace.enter(|| Names::open().unwrap()).unwrap();
+    let tables = |names: &mut Names| namespace.enter(|| names.tables().unwrap()).unwrap();
+    assert_eq!(tables(&mut names), []);
     restore(&namespace, Family::Ipv6, "*filter\nCOMMIT\n");
-    assert_eq!(tables().len(), 1);
+    assert_eq!(tables(&mut names).len(), 1);
     restore(&namespace, Family::Ipv4, "*raw\nCOMMIT\n");
-    assert_eq!(tables().len(), 2);
+    assert_eq!(tables(&mut names).len(), 2);
     // The file was read to its end, and is read again from its start.
-    let mut file = names.v4.as_ref().unwrap();
+    let mut file = names.v4.file.as_ref().unwrap();
     file.read_to_end(&mut Vec::new()).unwrap();
-    assert_eq!(tables().len(), 2);
+    assert_eq!(tables(&mut names).len(), 2);
 }
 
 #[test]
 fn without_privileges_tables_are_an_error_but_no_tables_are_not() {
     let Some(namespace) = namespace() else { return };
-    let names = namespace.enter(|| Names::open().unwrap()).unwrap();
+    let mut names = namespace.enter(|| Names::open().unwrap()).unwrap();
     // Only this thread drops the capability, and it ends with the closure.
-    let unprivileged = || {
+    let mut unprivileged = || {
         namespace
             .enter(|| {
                 let mut sets = rustix::thread::capabilities(None).unwrap();
@@ -264,8 +264,11 @@ fn blobs() -> Option<Vec<(Family, Blob)>> {
             .iter()
             .map(|(family, _)| {
                 restore(&namespace, *family, RULES);
-                let blob = namespace.enter(|| socket::read(*family, "filter")).unwrap();
-                (*family, blob.unwrap())
+                let blob = namespace.enter(|| {
+                    let socket = socket::for_tables(*family)?;
+                    socket::read(socket, *family, "filter")
+                });
+                (*family, blob.unwrap().unwrap())
             })
             .collect(),
     )

@@ -47,7 +47,7 @@ enum Entered {
 }
 
 /// All tables that may see IP packets of this host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ruleset {
     pub(crate) tables: Vec<Table>,
     /// Rules outside of a connection's walk whose marks its packets may carry.

@@ -141,10 +141,15 @@ impl Site {
         let mut change = Change::default();
         // A failed socket tells nothing any more.
         let told = self.changes.any().unwrap_or(true);
-        let read = self.reader.read_again(&self.filters, told);
-        if let Some(filters) = read.map_err(|error| error.to_string())? {
-            self.filters = filters;
-            change.any = true;
+        match self.reader.read_again(&self.filters, told) {
+            Ok(Some(filters)) => {
+                self.filters = filters;
+                change.any = true;
+            }
+            Ok(None) => {}
+            // The next look reads them again, whatever is told.
+            Err(error) if error.is_borne() => {}
+            Err(error) => return Err(error.to_string()),
         }
         // Read in any case, since programs come and go silently.
         let _ = self.link_changes.any();

@@ -119,10 +119,8 @@ const NO_ENTRY: HooksEntry = HooksEntry {
 const _: () = assert!(HookPlace::ALL.len() == hooks_place::PLACES as usize);
 
 fn not_run(errno: rustix::io::Errno) -> Error {
-    Error::new(
-        ErrorKind::BpfRefused,
-        format!("the kernel's netfilter hooks cannot be read: {errno}"),
-    )
+    let what = "the kernel's netfilter hooks cannot be read";
+    Error::new(ErrorKind::BpfRefused, what).with_source(errno)
 }
 
 fn counts_of(answer: &HooksCounts) -> Result<HookCounts> {

@@ -18,11 +18,16 @@
 //!                └──▶ ended
 //! ```
 //!
+//! Nothing changes while a shortage of descriptors or memory keeps the filters from being read, for some seconds
+//! (`splice_base::shortage`): a copied connection does not end of it either. What is asked every second is asked with
+//! descriptors that are kept.
+//!
 //! The crate `splice-firewall` reads and evaluates the rules; `Hooks` tells whether the kernel
 //! calls other filters. This module keeps the verdicts while the rules stay the same, and a thread
 //! watches them (`watch`).
 
 mod hooks;
+mod judgement;
 mod pass;
 mod snapshot;
 #[cfg(test)]
@@ -31,22 +36,26 @@ mod watch;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use slab::Slab;
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
-use splice_firewall::{Device, Filters, Hook, HookCounts, Reader, Registry};
+use splice_firewall::{Device, Filters, Hook, HookCounts, ReadError, Reader, Registry};
 
 pub(crate) use self::hooks::Hooks;
+use self::judgement::Judgement;
+pub(crate) use self::judgement::Refusal;
 use self::pass::{AdmittedPair, Change, GroupFilter};
 pub(crate) use self::pass::{Pass, PassState};
-use self::snapshot::{Snapshot, namespace_socket};
+use self::snapshot::Snapshot;
 
 /// The packet filters of a network namespace, as they were when they were read.
 #[derive(Debug)]
@@ -95,6 +104,8 @@ pub(crate) struct Firewall {
     behind: Behind,
     look_around: LookAround,
     state: Mutex<State>,
+    /// A socket of the namespace, for questions about its devices.
+    socket: OwnedFd,
     /// Readable once the watching thread should end.
     stop: OwnedFd,
     /// Makes the thread look at once.
@@ -109,8 +120,8 @@ struct State {
 }
 
 /// Whether tc programs or filters on a device, by its ifindex, come after the engine's program, in words that follow the
-/// device's name.
-pub(crate) type Behind = Box<dyn Fn(u32) -> Option<String> + Send + Sync>;
+/// device's name; an error if something is short.
+pub(crate) type Behind = Box<dyn Fn(u32) -> io::Result<Option<String>> + Send + Sync>;
 
 /// Looks after the engine's program on devices, at least once a second.
 pub(crate) type LookAround = Box<dyn Fn() + Send + Sync>;
@@ -143,13 +154,20 @@ impl Firewall {
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`] if the hooks cannot be read, [`ErrorKind::System`] if nothing can
-    /// watch. Unreadable rules are no error: then no pair is admitted.
+    /// watch, or something is short. Unreadable rules are no error: then no pair is admitted.
     pub(crate) fn watch(behind: Behind, look_around: LookAround) -> Result<Arc<Self>> {
         let hooks = Hooks::load()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
         // Subscribe first, so that no change after the first look is missed.
         let look = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .context("cannot create an eventfd")?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .context("cannot ask for devices")?;
         let looked_at = Instant::now();
         let watch = watch::Watch::new(&stop, &look)?;
         let firewall = Arc::new(Self {
@@ -161,6 +179,7 @@ impl Firewall {
                 looked_at,
                 pairs: Slab::new(),
             }),
+            socket,
             stop,
             look,
         });
@@ -187,12 +206,16 @@ impl Firewall {
         match self.account_for_hooks(snapshot, filters, connection) {
             Ok(None) => {}
             Ok(Some((counts, why))) => return Judgement::Unaccounted(counts, why),
-            Err(why) => return Judgement::Unknown(why),
+            Err(error) => return Judgement::unknown(&error),
         }
-        if let Some(device) = &connection.device
-            && let Some(why) = snapshot.behind(device.index, &self.behind)
-        {
-            return Judgement::Unknown(format!("{} {why}", device.name));
+        if let Some(Device { index, name, .. }) = &connection.device {
+            match snapshot.behind(*index, &self.behind) {
+                Ok(None) => {}
+                Ok(Some(why)) => return Judgement::Unknown(format!("{name} {why}")),
+                Err(error) => {
+                    return Judgement::unknown_on(name, "cannot list the tc programs of", &error);
+                }
+            }
         }
         match filters.judge(connection) {
             Verdict::Accepts => Judgement::Accepts,
@@ -204,23 +227,22 @@ impl Firewall {
     /// Returns the hooks that the filters do not account for, and why.
     ///
     /// # Errors
-    /// If they cannot be read, the reason in words.
+    /// If they cannot be read.
     fn account_for_hooks(
         &self,
         snapshot: &Snapshot,
         filters: &Filters,
         connection: &Connection,
-    ) -> std::result::Result<Option<(HookCounts, String)>, String> {
+    ) -> Result<Option<(HookCounts, String)>> {
         let Some(device) = &connection.device else {
             return Ok(None);
         };
         let site = (device.index, connection.family);
-        let failed = |error: Error| error.to_string();
-        let counts = self.hooks.counts(device.index).map_err(failed)?;
+        let counts = self.hooks.counts(device.index)?;
         if snapshot.accounted().get(&site) == Some(&counts) {
             return Ok(None);
         }
-        let registry = self.hooks.list(device.index).map_err(failed)?;
+        let registry = self.hooks.list(device.index)?;
         match filters.account_for(&registry, connection.family, &Hook::OWN, &device.name) {
             Ok(()) => {
                 snapshot.accounted().insert(site, registry.counts);
@@ -304,6 +326,7 @@ impl Firewall {
                 | Judgement::Gone(why) => {
                     return Err(Refusal::Because(why));
                 }
+                Judgement::Short(_) => return Err(Refusal::Short),
                 Judgement::Unaccounted(counts, why) => {
                     let mut all = connections.iter();
                     let is_settled =
@@ -353,13 +376,8 @@ impl Firewall {
     }
 
     /// What rules may ask about a connection's device; `None` if the device is gone.
-    pub(crate) fn device(
-        &self,
-        socket: impl AsFd,
-        index: u32,
-        hardware_type: u16,
-    ) -> Option<Device> {
-        let name = self.snapshot().name(index, || Ok(socket)).ok()?;
+    pub(crate) fn device(&self, index: u32, hardware_type: u16) -> Option<Device> {
+        let name = self.snapshot().name(index, self.socket.as_fd()).ok()?;
         Some(Device {
             index,
             name,
@@ -374,14 +392,14 @@ impl Firewall {
             let Some(device) = &mut connection.device else {
                 continue;
             };
-            match snapshot.name(device.index, namespace_socket) {
+            match snapshot.name(device.index, self.socket.as_fd()) {
                 Ok(name) => device.name = name,
                 Err(Errno::NODEV) => {
                     return Judgement::Gone(format!("device {} is gone", device.name));
                 }
                 Err(errno) => {
-                    let why = format!("cannot read the name of device {}: {errno}", device.name);
-                    return Judgement::Unknown(why);
+                    let what = "cannot read the name of device";
+                    return Judgement::unknown_on(&device.name, what, &errno.into());
                 }
             }
         }
@@ -389,20 +407,15 @@ impl Firewall {
     }
 
     fn judge_both(&self, snapshot: &Snapshot, connections: &[Connection; 2]) -> Judgement {
-        let mut worst = Judgement::Accepts;
-        for connection in connections {
-            match self.judge(snapshot, connection) {
-                Judgement::Accepts => {}
-                stops @ Judgement::Stops(_) => return stops,
-                other => worst = other,
-            }
-        }
-        worst
+        let [one, other] = connections
+            .each_ref()
+            .map(|connection| self.judge(snapshot, connection));
+        one.join(other)
     }
 
     /// Whether the hooks that pairs meet have changed, or a device was renamed.
     fn has_other_hooks(&self, snapshot: &Snapshot) -> bool {
-        if snapshot.has_renamed_devices() {
+        if snapshot.has_renamed_devices(self.socket.as_fd()) {
             return true;
         }
         let accounted = snapshot.accounted().clone();
@@ -412,8 +425,14 @@ impl Firewall {
         })
     }
 
-    /// Applies new filters: judges every pair again. Returns how many were revoked, and one reason.
-    fn change(&self, snapshot: Snapshot, looked_at: Instant) -> Change {
+    /// Applies new filters: judges every pair again. Returns how many were revoked, and one reason. Pairs about which the
+    /// filters cannot be asked, since something is short, go on as long as `bears` says so.
+    fn change(
+        &self,
+        snapshot: Snapshot,
+        looked_at: Instant,
+        mut bears: impl FnMut() -> bool,
+    ) -> Change {
         let snapshot = Arc::new(snapshot);
         let pairs: Vec<_> = {
             let mut state = self.lock();
@@ -433,6 +452,10 @@ impl Firewall {
                 // The pair is going back already.
                 (_, PassState::Revoked(_) | PassState::Gone(_)) => continue,
                 (Judgement::Accepts, _) => PassState::Admitted,
+                (Judgement::Short(_), _) if bears() => {
+                    change.is_short = true;
+                    continue;
+                }
                 (Judgement::Unread(_) | Judgement::Unaccounted(..), PassState::Admitted) => {
                     change.is_unsettled = true;
                     PassState::Unsettled
@@ -491,48 +514,11 @@ impl fmt::Debug for Firewall {
     }
 }
 
-/// The filters' verdict on a pair, with a reason in words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Judgement {
-    Accepts,
-    Stops(String),
-    Unknown(String),
-    /// The filters could not be read.
-    Unread(String),
-    /// The filters do not account for these hooks.
-    Unaccounted(HookCounts, String),
-    /// A device is.
-    Gone(String),
-}
-
-impl Judgement {
-    /// The reason; of a pair that may pass there is none.
-    fn into_words(self) -> String {
-        match self {
-            Self::Accepts => String::new(),
-            Self::Stops(why)
-            | Self::Unknown(why)
-            | Self::Unread(why)
-            | Self::Gone(why)
-            | Self::Unaccounted(_, why) => why,
-        }
-    }
-}
-
-/// Why a pair is not admitted.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// The reason.
-    Because(String),
-    /// The filters are being read: ask again soon.
-    NotYet,
-}
-
 /// Reads the filters once, without watching them.
-fn read(reader: &mut Option<Reader>) -> std::result::Result<Filters, String> {
+fn read(reader: &mut Option<Reader>) -> std::result::Result<Filters, ReadError> {
     let reader = match reader {
         Some(reader) => reader,
-        None => reader.insert(Reader::new().map_err(|error| error.to_string())?),
+        None => reader.insert(Reader::new()?),
     };
-    reader.read().map_err(|error| error.to_string())
+    reader.read()
 }

@@ -48,6 +48,8 @@ pub(super) struct Change {
     pub(super) why_gone: Option<String>,
     /// Pairs wait for the next look.
     pub(super) is_unsettled: bool,
+    /// Something is short, so that the filters could not be asked about some pairs.
+    pub(super) is_short: bool,
 }
 
 impl Change {
@@ -64,6 +66,23 @@ impl Change {
         if pair.end(PassState::Gone(why.clone())) {
             self.gone += 1;
             self.why_gone.get_or_insert(why);
+        }
+    }
+
+    /// Warns of pairs that go back.
+    pub(super) fn tell(self) {
+        if let Some(why) = self.why_revoked {
+            tracing::warn!(
+                "the packet filters have changed: {} spliced connections go back to the network stack, where \
+                 the filters apply: {why}",
+                self.revoked
+            );
+        }
+        if let Some(why) = self.why_gone {
+            tracing::warn!(
+                "{} spliced connections go back to the network stack: {why}",
+                self.gone
+            );
         }
     }
 }

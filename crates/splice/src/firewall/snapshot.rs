@@ -1,11 +1,11 @@
 //! The filters as they were read, and what was found out with them.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::net::netdevice::index_to_name;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use splice_firewall::{Family, Filters, HookCounts};
 
 use super::Behind;
@@ -47,21 +47,36 @@ impl Snapshot {
     }
 
     /// What comes after the engine's program on a device, as it was first seen.
-    pub(super) fn behind(&self, device: u32, look: &Behind) -> Option<String> {
+    ///
+    /// # Errors
+    /// If something is short.
+    pub(super) fn behind(&self, device: u32, look: &Behind) -> io::Result<Option<String>> {
         let mut behinds = self.behinds();
-        behinds
-            .entry(device)
-            .or_insert_with(|| look(device))
-            .clone()
+        if let Some(known) = behinds.get(&device) {
+            return Ok(known.clone());
+        }
+        let found = look(device)?;
+        behinds.insert(device, found.clone());
+        Ok(found)
     }
 
-    /// What comes there now on each device that somebody has asked about.
-    pub(super) fn look_behind(&self, look: &Behind) -> HashMap<u32, Option<String>> {
-        let devices: Vec<_> = self.behinds().keys().copied().collect();
-        devices
-            .into_iter()
-            .map(|device| (device, look(device)))
-            .collect()
+    /// What comes there now on each device that somebody has asked about. During a shortage what came there before still
+    /// counts, as long as `bears` says so.
+    pub(super) fn look_behind(
+        &self,
+        look: &Behind,
+        mut bears: impl FnMut() -> bool,
+    ) -> HashMap<u32, Option<String>> {
+        let before = self.behinds().clone();
+        let now = before.into_iter().map(|(device, before)| {
+            let now = match look(device) {
+                Ok(now) => now,
+                Err(_) if bears() => before,
+                Err(error) => Some(format!("has tc programs that cannot be listed: {error}")),
+            };
+            (device, now)
+        });
+        now.collect()
     }
 
     /// Whether that is something else than before.
@@ -84,28 +99,21 @@ impl Snapshot {
     }
 
     /// The name of a device in the namespace of a socket.
-    pub(super) fn name<S: AsFd>(
-        &self,
-        index: u32,
-        socket: impl FnOnce() -> rustix::io::Result<S>,
-    ) -> rustix::io::Result<String> {
+    pub(super) fn name(&self, index: u32, socket: BorrowedFd<'_>) -> rustix::io::Result<String> {
         let at_hand = self.names().get(&index).cloned();
         if let Some(name) = at_hand {
             return Ok(name);
         }
-        let name = index_to_name(socket()?, index)?;
+        let name = index_to_name(socket, index)?;
         self.names().insert(index, name.clone());
         Ok(name)
     }
 
-    pub(super) fn has_renamed_devices(&self) -> bool {
+    pub(super) fn has_renamed_devices(&self, socket: BorrowedFd<'_>) -> bool {
         let names = self.names().clone();
-        !names.is_empty()
-            && namespace_socket().is_ok_and(|socket| {
-                names
-                    .iter()
-                    .any(|(index, name)| index_to_name(&socket, *index).as_ref() != Ok(name))
-            })
+        names
+            .iter()
+            .any(|(index, name)| index_to_name(socket, *index).as_ref() != Ok(name))
     }
 
     pub(super) fn accounted(&self) -> MutexGuard<'_, HashMap<HookSite, HookCounts>> {
@@ -114,10 +122,4 @@ impl Snapshot {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A socket of this thread's network namespace, for questions about its devices.
-pub(super) fn namespace_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
-    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
 }

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Weak;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::task::Wake;
 
 use netlab::{Namespace, Need, available};
+use rustix::net::netdevice::name_to_index;
 
 use super::*;
 
@@ -26,7 +27,7 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
     }
     let namespace = Namespace::new("passes").expect("a namespace");
     let passes = || {
-        let firewall = Firewall::watch(Box::new(|_| None), Box::new(|| ())).expect("watched");
+        let firewall = Firewall::watch(Box::new(|_| Ok(None)), Box::new(|| ())).expect("watched");
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&woken));
         let connections = [Family::Ipv4, Family::Ipv6].map(Connection::any);
@@ -34,8 +35,10 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
         let pass = firewall.admit(connections, |_| {}, by_groups, waker, &mut None);
         let pass = pass.expect("there are no rules");
         let readable = firewall.snapshot().filters.clone();
-        let change =
-            |filters| firewall.change(Snapshot::new(filters, HashMap::new()), Instant::now());
+        let change = |filters| {
+            let snapshot = Snapshot::new(filters, HashMap::new());
+            firewall.change(snapshot, Instant::now(), || false)
+        };
         let unreadable = || change(Err("they change too fast".into()));
 
         assert!(unreadable().is_unsettled);
@@ -72,10 +75,9 @@ fn a_pass_for_a_device_that_leaves_is_lost() {
     };
     ip("link add leaving type veth peer name staying");
     let passes = || {
-        let firewall = Firewall::watch(Box::new(|_| None), Box::new(|| ())).expect("watched");
-        let socket = namespace_socket().expect("a socket");
-        let index = rustix::net::netdevice::name_to_index(&socket, "leaving").expect("its index");
-        let device = firewall.device(&socket, index, 1);
+        let firewall = Firewall::watch(Box::new(|_| Ok(None)), Box::new(|| ())).expect("watched");
+        let index = name_to_index(&firewall.socket, "leaving").expect("its index");
+        let device = firewall.device(index, 1);
         let connections = [Family::Ipv4, Family::Ipv6].map(|family| Connection {
             device: device.clone(),
             ..Connection::any(family)
@@ -88,4 +90,53 @@ fn a_pass_for_a_device_that_leaves_is_lost() {
         netlab::until("it is lost", || pass.state() == gone);
     };
     here.enter(passes).expect("entered");
+}
+
+/// While something is short, nobody knows whether tc programs have come, and no pair is admitted or ends of it.
+#[test]
+fn a_pass_outlasts_a_shortage_for_a_while() {
+    if !available(Need::Bpf) || !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("short").expect("a namespace");
+    let passes = || {
+        let is_short = Arc::new(AtomicBool::new(false));
+        let behind = {
+            let is_short = Arc::clone(&is_short);
+            move |_| match is_short.load(Relaxed) {
+                true => Err(Errno::MFILE.into()),
+                false => Ok(None),
+            }
+        };
+        let firewall = Firewall::watch(Box::new(behind), Box::new(|| ())).expect("watched");
+        let device = firewall.device(LOOPBACK, 772);
+        let admit = || {
+            let connections = [Family::Ipv4, Family::Ipv6].map(|family| Connection {
+                device: device.clone(),
+                ..Connection::any(family)
+            });
+            let waker = Waker::noop().clone();
+            firewall.admit(connections, |_| {}, Box::new(|| None), waker, &mut None)
+        };
+        let filters = firewall.snapshot().filters.clone();
+        let change = |bears| {
+            let snapshot = Snapshot::new(filters.clone(), HashMap::new());
+            firewall.change(snapshot, Instant::now(), || bears)
+        };
+        let pass = admit().expect("there is nothing");
+        is_short.store(true, Relaxed);
+        let first = change(true);
+        assert_eq!((first.is_short, first.revoked), (true, 0));
+        assert_eq!(pass.state(), PassState::Admitted);
+        assert!(matches!(admit(), Err(Refusal::Short)));
+        is_short.store(false, Relaxed);
+        assert!(!change(true).is_short);
+        assert_eq!(pass.state(), PassState::Admitted);
+        is_short.store(true, Relaxed);
+        assert_eq!(change(false).revoked, 1);
+        assert!(
+            matches!(pass.state(), PassState::Revoked(why) if why.contains("tc programs of lo"))
+        );
+    };
+    namespace.enter(passes).expect("entered");
 }

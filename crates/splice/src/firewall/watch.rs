@@ -1,7 +1,8 @@
 //! The thread that watches the filters of a network namespace.
 //!
 //! nftables reports every change. iptables-legacy and hooks change silently, so the thread looks
-//! every second. After a reading it rests nine times as long as that took, but at most a second.
+//! every second. After a reading it rests nine times as long as that took, but at most a second. While something is
+//! short, it looks more often.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -9,14 +10,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use splice_base::error::{Result, ResultExt as _};
-use splice_firewall::{Changes, Filters, Reader};
+use splice_base::error::{Error, Result, ResultExt as _};
+use splice_base::shortage::{Shortage, is_shortage};
+use splice_firewall::{Changes, Filters, ReadError, Reader};
 
 use super::pass::Change;
 use super::{Firewall, Snapshot, read};
 
 /// How often to look for silent changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How soon to look again if something was short.
+const SHORT_PAUSE: Duration = Duration::from_millis(200);
 
 /// The rest after a reading, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;
@@ -39,7 +44,13 @@ impl Watch {
         let stop = stop.context("cannot duplicate an eventfd")?;
         let look = look.context("cannot duplicate an eventfd")?;
         let mut reader = None;
-        let first = read(&mut reader);
+        let first = match read(&mut reader) {
+            Err(error) => match error.errno().filter(|errno| is_shortage(*errno)) {
+                Some(errno) => return Err(Error::system("cannot read the packet filters", errno)),
+                None => Err(error.to_string()),
+            },
+            Ok(filters) => Ok(filters),
+        };
         Ok(Self {
             changes,
             reader,
@@ -66,24 +77,33 @@ impl Watch {
 
     fn run(mut self, firewall: &Weak<Firewall>) {
         let mut filters = self.first.clone();
-        let mut is_unsettled = false;
+        let mut shortage = Shortage::default();
+        let (mut is_unsettled, mut is_short) = (false, false);
         let mut next = 0;
-        while let Some(told) = self.waits(if is_unsettled {
-            Duration::ZERO
-        } else {
-            LOOK_EVERY
+        while let Some(told) = self.waits(match (is_unsettled, is_short) {
+            (true, _) => Duration::ZERO,
+            (false, true) => SHORT_PAUSE,
+            (false, false) => LOOK_EVERY,
         }) {
             // The caller that asks for a look may know of a change that was not reported yet.
             let asked = rustix::io::read(&self.look, &mut [0; 8]).is_ok();
             // A failed socket reports nothing any more.
             let told = asked || is_unsettled || told && self.changes.any().unwrap_or(true);
+            let was_short = std::mem::take(&mut is_short);
+            let now = Instant::now();
+            let mut bears = || {
+                is_short = true;
+                shortage.bears(now)
+            };
             // First, since it takes long: the kernel calls other hooks soon after the filters were read.
             let behind = {
                 let Some(firewall) = firewall.upgrade() else {
                     return;
                 };
                 (firewall.look_around)();
-                firewall.snapshot().look_behind(&firewall.behind)
+                firewall
+                    .snapshot()
+                    .look_behind(&firewall.behind, &mut bears)
             };
             let began = Instant::now();
             let read = self.read_again(&filters, told);
@@ -92,15 +112,18 @@ impl Watch {
                 return;
             };
             let snapshot = firewall.snapshot();
+            let is_unread = read.is_err();
+            let read = read.ok().flatten();
             let has_changed = read.is_some()
                 || is_unsettled
+                || was_short
                 || snapshot.has_others_behind(&behind)
                 || firewall.has_other_hooks(&snapshot);
             if let Some(read) = read {
                 filters = read;
             }
             let mut change = if has_changed {
-                firewall.change(Snapshot::new(filters.clone(), behind), began)
+                firewall.change(Snapshot::new(filters.clone(), behind), began, &mut bears)
             } else {
                 firewall.lock().looked_at = began;
                 Change::default()
@@ -109,19 +132,11 @@ impl Watch {
             // This thread may hold the last reference.
             drop((snapshot, firewall));
             is_unsettled = change.is_unsettled;
-            if let Some(why) = change.why_revoked {
-                tracing::warn!(
-                    "the packet filters have changed: {} spliced connections go back to the network stack, where \
-                     the filters apply: {why}",
-                    change.revoked
-                );
+            if !is_short {
+                shortage.end();
             }
-            if let Some(why) = change.why_gone {
-                tracing::warn!(
-                    "{} spliced connections go back to the network stack: {why}",
-                    change.gone
-                );
-            }
+            is_short |= is_unread;
+            change.tell();
             // Even without news, since rules that change too fast to be read give the same error
             // each time.
             if !self.rests(rest) {
@@ -131,20 +146,24 @@ impl Watch {
     }
 
     /// The filters, if they have changed.
+    ///
+    /// # Errors
+    /// If something is short for the moment: what was read before still counts.
     fn read_again(
         &mut self,
         filters: &std::result::Result<Filters, String>,
         told: bool,
-    ) -> Option<std::result::Result<Filters, String>> {
+    ) -> std::result::Result<Option<std::result::Result<Filters, String>>, ReadError> {
         let now = match (filters, &mut self.reader) {
             (Ok(filters), Some(reader)) => match reader.read_again(filters, told) {
-                Ok(None) => return None,
+                Ok(None) => return Ok(None),
+                Err(error) if error.is_borne() => return Err(error),
                 Ok(Some(filters)) => Ok(filters),
                 Err(error) => Err(error.to_string()),
             },
-            _ => read(&mut self.reader),
+            _ => read(&mut self.reader).map_err(|error| error.to_string()),
         };
-        (now != *filters).then_some(now)
+        Ok((now != *filters).then_some(now))
     }
 
     /// Waits for a change for at most `time`. Returns whether one was reported, or `None` to stop.

@@ -26,10 +26,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use slab::Slab;
-use splice_base::error::{Result, ResultExt as _};
+use splice_base::error::{Error, Result, ResultExt as _};
+use splice_base::shortage::{Shortage, is_shortage};
 pub(crate) use splice_firewall::Ends;
 use splice_firewall::{Policies, Protection, Route, Way, Ways};
 
@@ -56,6 +59,7 @@ struct RoutedPair {
     waker: Waker,
     /// As it was last seen.
     course: Mutex<Course>,
+    shortage: Mutex<Shortage>,
 }
 
 /// One connection of a pair.
@@ -77,6 +81,15 @@ pub(crate) struct Course {
     pub(crate) is_routed: bool,
     /// The devices by which the stack sends now.
     pub(crate) devices: [u32; 2],
+}
+
+/// Why a pair is not admitted.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The reason.
+    Because(String),
+    /// Something is short for the moment: ask again later.
+    Short,
 }
 
 /// A watched pair's place. Dropping it ends that.
@@ -117,7 +130,12 @@ impl Routing {
         let routing = Arc::new(Self {
             ways: Mutex::new(Ways::new().context("cannot ask for routes")?),
             state: Mutex::new(State {
-                policies: watch.read_policies(),
+                policies: match watch.read_policies() {
+                    Err(error) if Errno::from_io_error(&error).is_some_and(is_shortage) => {
+                        return Err(Error::system("cannot read the IPsec policies", error));
+                    }
+                    read => read.map_err(|error| error.to_string()),
+                },
                 ports: watch.read_ports().context("cannot list the devices")?,
                 pairs: Slab::new(),
             }),
@@ -146,7 +164,7 @@ impl Routing {
         self: &Arc<Self>,
         legs: [Leg; 2],
         waker: Waker,
-    ) -> std::result::Result<Routed, String> {
+    ) -> std::result::Result<Routed, Refusal> {
         let pair = Arc::new(RoutedPair {
             legs,
             waker,
@@ -154,6 +172,7 @@ impl Routing {
                 devices: legs.map(|leg| leg.device),
                 ..Course::default()
             }),
+            shortage: Mutex::default(),
         });
         // First, so that no change after the look is missed.
         let mut state = self.state();
@@ -170,12 +189,18 @@ impl Routing {
         };
         let mut course = routed.pair.course();
         for (leg, side) in legs.iter().zip(SIDES) {
-            let unread = |error| format!("the route of {side} cannot be read: {error}");
             // It has just been in use.
             let comes_in = true;
-            let found = self.find(leg, comes_in).map_err(unread)?;
+            let found = self.find(leg, comes_in).map_err(|error| {
+                match Errno::from_io_error(&error).is_some_and(is_shortage) {
+                    true => Refusal::Short,
+                    false => {
+                        Refusal::Because(format!("the route of {side} cannot be read: {error}"))
+                    }
+                }
+            })?;
             if let Some(why) = found.incoming.or(found.outgoing).or(found.moved) {
-                return Err(format!("{side} {why}"));
+                return Err(Refusal::Because(format!("{side} {why}")));
             }
         }
         course.is_routed = true;
@@ -229,12 +254,12 @@ impl Routing {
             }
         }
         drop(ways);
-        self.apply_state(leg, &mut found);
+        self.apply_state(leg, &mut found)?;
         Ok(found)
     }
 
     /// Adds what the policies of IPsec and other devices do with a connection.
-    fn apply_state(&self, leg: &Leg, found: &mut Found) {
+    fn apply_state(&self, leg: &Leg, found: &mut Found) -> io::Result<()> {
         let Leg { ends, device } = leg;
         let out_device = found.route.map_or(*device, |route| route.device);
         let state = self.state();
@@ -244,11 +269,11 @@ impl Routing {
         }
         let Ok(policies) = &state.policies else {
             found.moved = Some("may be protected by policies of IPsec, which cannot be read");
-            return;
+            return Ok(());
         };
         for (protection, closed) in [
-            (policies.on_incoming(ends, *device), &mut found.incoming),
-            (policies.on_outgoing(ends, out_device), &mut found.outgoing),
+            (policies.on_incoming(ends, *device)?, &mut found.incoming),
+            (policies.on_outgoing(ends, out_device)?, &mut found.outgoing),
         ] {
             match protection {
                 None => {}
@@ -265,6 +290,7 @@ impl Routing {
                 }
             }
         }
+        Ok(())
     }
 
     /// Looks at a pair again. Returns its course if that has changed.
@@ -276,16 +302,26 @@ impl Routing {
             is_routed: true,
             closed: [None, None],
         };
+        let mut is_short = false;
         for (at, leg) in pair.legs.iter().enumerate() {
             let side = SIDES[at];
-            let Ok(found) = self.find(leg, false) else {
-                // The kernel is short of memory. The next look is a second away.
-                now.is_routed &= course.is_routed;
-                for from in 0..2 {
-                    let before = || course.closed[from].clone();
-                    now.closed[from] = now.closed[from].take().or_else(before);
+            let found = match self.find(leg, false) {
+                Ok(found) => found,
+                // Something is short. The next look is a second away.
+                Err(error) => {
+                    is_short = true;
+                    now.is_routed &= course.is_routed;
+                    for from in 0..2 {
+                        let before = || course.closed[from].clone();
+                        now.closed[from] = now.closed[from].take().or_else(before);
+                    }
+                    if !pair.shortage().bears(Instant::now()) {
+                        let why =
+                            || format!("{side} is reached by a route that cannot be read: {error}");
+                        now.moved.get_or_insert_with(why);
+                    }
+                    continue;
                 }
-                continue;
             };
             let words = |why| format!("{side} {why}");
             // What comes from the other side leaves here.
@@ -297,6 +333,9 @@ impl Routing {
             if let Some(route) = found.route {
                 now.devices[at] = route.device;
             }
+        }
+        if !is_short {
+            pair.shortage().end();
         }
         let is_new = now != *course;
         course.clone_from(&now);
@@ -325,6 +364,11 @@ impl RoutedPair {
     fn course(&self) -> MutexGuard<'_, Course> {
         // Every update is complete before anything can panic.
         self.course.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shortage(&self) -> MutexGuard<'_, Shortage> {
+        // As above.
+        self.shortage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

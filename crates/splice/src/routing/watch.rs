@@ -12,7 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use splice_base::error::{Result, ResultExt as _};
+use splice_base::shortage::{Shortage, is_shortage};
 use splice_firewall::{Links, Policies, PolicyChanges, PolicyReader, WayChanges};
 
 use super::{Course, Routing};
@@ -33,6 +35,7 @@ pub(super) struct Watch {
     policy_changes: PolicyChanges,
     policies: PolicyReader,
     links: Links,
+    shortage: Shortage,
     stop: OwnedFd,
     look: OwnedFd,
 }
@@ -58,13 +61,31 @@ impl Watch {
             policy_changes,
             policies: PolicyReader::new().context("cannot ask for IPsec policies")?,
             links: Links::new().context("cannot ask for devices")?,
+            shortage: Shortage::default(),
             stop: stop.context("cannot duplicate an eventfd")?,
             look: look.context("cannot duplicate an eventfd")?,
         })
     }
 
-    pub(super) fn read_policies(&mut self) -> std::result::Result<Policies, String> {
-        self.policies.read().map_err(|error| error.to_string())
+    pub(super) fn read_policies(&mut self) -> io::Result<Policies> {
+        self.policies.read()
+    }
+
+    /// The policies now, or why they cannot be read; `None` while something is short, but not for long.
+    fn read_policies_again(&mut self) -> Option<std::result::Result<Policies, String>> {
+        let read = self.read_policies();
+        match read {
+            Err(error)
+                if Errno::from_io_error(&error).is_some_and(is_shortage)
+                    && self.shortage.bears(Instant::now()) =>
+            {
+                None
+            }
+            read => {
+                self.shortage.end();
+                Some(read.map_err(|error| error.to_string()))
+            }
+        }
     }
 
     /// The devices that are ports of others.
@@ -93,7 +114,7 @@ impl Watch {
             // A failed socket reports nothing any more.
             let mut told = self.changes.any().unwrap_or(true);
             let _ = self.policy_changes.any();
-            let policies = self.read_policies();
+            let policies = self.read_policies_again();
             // Should they change too fast, the next look is soon.
             let ports = told.then(|| self.read_ports().ok()).flatten();
             let Some(routing) = routing.upgrade() else {
@@ -104,7 +125,9 @@ impl Watch {
                 if let Some(ports) = ports {
                     state.ports = ports;
                 }
-                if state.policies != policies {
+                if let Some(policies) = policies
+                    && state.policies != policies
+                {
                     state.policies = policies;
                     told = true;
                 }

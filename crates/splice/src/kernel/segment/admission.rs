@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::Segment;
+use super::datapath::Failure;
 use super::eligibility::{Obstacle, device, refused, why_filtered};
-use crate::endpoint::Endpoint;
 use crate::firewall::{PassState, Refusal};
 use crate::outcome::Side;
 use splice_bpf::types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
@@ -17,7 +17,6 @@ impl Segment {
     /// Asks the packet filters, unless they are to be bypassed.
     pub(super) fn ask_packet_filters(
         &mut self,
-        ends: [&Endpoint; 2],
         addresses: [(SocketAddr, SocketAddr); 2],
         tuples: &[SegmentTuple; 2],
         found: &SegmentInspection,
@@ -26,16 +25,15 @@ impl Segment {
         if self.bypasses_firewall || self.is_admitted(found) {
             return Ok(());
         }
-        let firewall = match self.datapath.firewall() {
-            Ok(firewall) => firewall,
-            Err(why) => return refused(format!("{why}; {REMEDY}")),
-        };
+        let firewall = self.datapath.firewall().map_err(|failure| Failure {
+            why: format!("{}; {REMEDY}", failure.why),
+            ..failure
+        })?;
         let mut connections = Vec::with_capacity(2);
         for (side, (local, peer)) in Side::BOTH.into_iter().zip(addresses) {
             let socket = &found.socket[side.index()];
             let index = device(socket);
-            let Some(device) = firewall.device(ends[side.index()], index, socket.out_type as u16)
-            else {
+            let Some(device) = firewall.device(index, socket.out_type as u16) else {
                 return refused(format!("the device of {side:?} is gone"));
             };
             connections.push(connection(local, peer, device));
@@ -44,7 +42,6 @@ impl Segment {
         let ask_tracking = |connections: &mut [Connection; 2]| {
             learn_tracking(connections, self.datapath.tracked(tuples));
         };
-        let firewall = Arc::clone(firewall);
         let mut doubted = self.doubted.take();
         let by_groups = self.filter_of_groups(*tuples, found);
         let admitted = firewall.admit([a, b], ask_tracking, by_groups, waker, &mut doubted);
@@ -55,6 +52,7 @@ impl Segment {
                 Ok(())
             }
             Err(Refusal::NotYet) => Err(Obstacle::NotNow),
+            Err(Refusal::Short) => Err(Obstacle::Short),
             Err(Refusal::Because(why)) => refused(format!("packet filters: {why}; {REMEDY}")),
         }
     }

@@ -198,7 +198,7 @@ impl ChangeOver {
         match examine(found, &self.cookies, self.bypasses_firewall) {
             Err(Obstacle::Refused(why)) => return Watched::Stays(Progress::Refused(why)),
             Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE)),
-            Err(Obstacle::NotNow) | Ok(()) => {}
+            Err(Obstacle::NotNow | Obstacle::Short) | Ok(()) => {}
         }
         if !self.bypasses_firewall && !is_admitted {
             let why = "its route has changed since the packet filters were asked";

@@ -1,9 +1,8 @@
 //! What becomes of a pair whose segments may not pass any more as they did: they get lost, or it goes back.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use splice_base::socket_option;
@@ -13,7 +12,7 @@ use super::change_over::Phase;
 use super::eligibility::{Obstacle, refused};
 use super::flow::Flow;
 use crate::endpoint::Endpoint;
-use crate::routing::{Ends, Leg, Routed};
+use crate::routing::{Ends, Leg, Refusal, Routed};
 
 /// How soon to look again whether a pair that the program holds can go back.
 const UNROUTED_PAUSE: Duration = Duration::from_millis(200);
@@ -33,10 +32,7 @@ impl Segment {
         if self.routed.is_some() {
             return Ok(());
         }
-        let routing = match self.datapath.routing() {
-            Ok(routing) => routing,
-            Err(why) => return refused(why.to_owned()),
-        };
+        let routing = self.datapath.routing()?;
         let legs = [0, 1].map(|side: usize| {
             let (local, peer) = addresses[side];
             Leg {
@@ -49,9 +45,10 @@ impl Segment {
                 device: devices[side],
             }
         });
-        match Arc::clone(routing).admit(legs, waker) {
+        match routing.admit(legs, waker) {
             Ok(routed) => self.routed = Some(routed),
-            Err(why) => return refused(why),
+            Err(Refusal::Because(why)) => return refused(why),
+            Err(Refusal::Short) => return Err(Obstacle::Short),
         }
         Ok(())
     }
@@ -113,7 +110,7 @@ impl Segment {
     ///
     /// # Errors
     /// When to ask again.
-    pub(super) fn prepare_ways(&self) -> Result<(), Duration> {
+    pub(super) fn prepare_ways(&mut self, now: Instant) -> Result<(), Duration> {
         let Some(routed) = &self.routed else {
             return Ok(());
         };
@@ -121,13 +118,24 @@ impl Segment {
         if !course.is_routed {
             return Err(UNROUTED_PAUSE);
         }
-        for device in course.devices {
-            // Not to every device can it be attached.
-            if self.datapath.attach_beside(device).is_none() {
-                return Err(ATTACHING_PAUSE);
-            }
+        match course
+            .devices
+            .into_iter()
+            .any(|device| self.awaits_program(device, now))
+        {
+            true => Err(ATTACHING_PAUSE),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Whether another thread still attaches the program to a device, or is soon to try again. Not to every device can it be
+    /// attached.
+    pub(super) fn awaits_program(&mut self, device: u32, now: Instant) -> bool {
+        match self.datapath.attach_beside(device) {
+            None => true,
+            Some(Err(failure)) if failure.is_short => self.shortage.bears(now),
+            Some(_) => false,
+        }
     }
 }
 

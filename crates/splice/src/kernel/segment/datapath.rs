@@ -3,26 +3,33 @@
 mod attachment;
 mod before;
 mod behind;
+mod brief_socket;
+mod failure;
 mod handle;
 mod per_namespace;
 mod watch;
+mod watched;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 pub(super) use self::attachment::Attached;
 use self::attachment::{AttachState, Attachment};
 use self::before::Preceding;
 use self::behind::Behind;
+pub(super) use self::failure::Failure;
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
+use self::watched::Watched;
 use super::calls::Calls;
 use super::flow_slots::{FlowSlots, Offer};
 use super::grace::Grace;
@@ -31,6 +38,8 @@ use crate::firewall::Firewall;
 use crate::routing::Routing;
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::obstacle::Obstacle;
+use splice_base::reserve::Reserve;
+use splice_base::shortage::is_shortage;
 #[cfg(test)]
 use splice_bpf::types::SegmentErrors;
 use splice_bpf::types::{
@@ -39,9 +48,10 @@ use splice_bpf::types::{
 };
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
 use splice_bpf::{
-    AttachMode, Claimed, Map, Program, SharedArray, clock, load, objects, statistics,
+    AttachMode, Claimed, ForeignPrograms, Map, Program, SharedArray, clock, load, objects,
+    statistics,
 };
-use splice_firewall::Links;
+use splice_firewall::{Links, Tracking};
 
 /// The datapaths of this process.
 static DATAPATHS: PerNamespace<Datapath> = PerNamespace::new();
@@ -72,10 +82,8 @@ pub(crate) struct Datapath {
     tuples: Map,
     #[cfg(test)]
     counts: Map,
-    /// Or why the packet filters cannot be watched.
-    firewall: OnceLock<std::result::Result<Arc<Firewall>, String>>,
-    /// Or why the ways of connections cannot be watched.
-    routing: OnceLock<std::result::Result<Arc<Routing>, String>>,
+    firewall: Watched<Firewall>,
+    routing: Watched<Routing>,
     flows: SharedArray<SegmentFlow>,
     /// At the index of their flow.
     change_overs: SharedArray<SegmentChangeOver>,
@@ -96,6 +104,14 @@ pub(crate) struct Datapath {
     mode: Arc<Mutex<AttachMode>>,
     /// `None` if somebody else has it.
     _claimed: Option<Claimed>,
+    foreign: Arc<ForeignPrograms>,
+    links: Arc<Mutex<Links>>,
+    /// `None` where the kernel has no such socket.
+    tracking: Option<Mutex<Tracking>>,
+    /// A socket of the namespace, for questions about its devices.
+    socket: OwnedFd,
+    /// What all these cannot do without a descriptor.
+    reserve: Arc<Reserve>,
     /// Locked while the program is being attached to a device.
     attaching: Mutex<()>,
 }
@@ -169,7 +185,15 @@ impl Datapath {
 
     /// The same, with a reason and a remedy where there is none.
     pub(crate) fn found() -> Found {
-        let datapath = Self::here().map_err(|error| Obstacle::of_bpf(&error))?;
+        Self::watched().map_err(|error| Obstacle::of_bpf(&error))
+    }
+
+    /// The datapath of this thread's network namespace, whose packet filters and ways are watched.
+    ///
+    /// # Errors
+    /// As [`here`](Self::here).
+    fn watched() -> Result<Arc<Self>> {
+        let datapath = Self::here()?;
         // Not only when the first pair asks: its loop would wait. A failure is reported to each pair that does
         // not bypass the filters.
         let _ = datapath.firewall();
@@ -189,11 +213,27 @@ impl Datapath {
         let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
         let ingress = object.program("segment_ingress")?;
         // Without it other relays that may not ask for names take this program for a filter.
-        let claimed = ingress.id().and_then(Claimed::program).ok().flatten();
+        let claimed = unless_short(ingress.id().and_then(Claimed::program))?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .context("cannot ask for devices")?;
+        let reserve = Arc::new(Reserve::filled().context("cannot reserve descriptors")?);
+        let foreign = ForeignPrograms::here(Arc::clone(&reserve));
+        let links = Links::new().context("cannot ask for tc filters")?;
+        let tracking = unless_short(Tracking::new())?;
         Ok(Self {
             ingress,
             mode: Arc::new(Mutex::new(AttachMode::Tcx)),
-            _claimed: claimed,
+            _claimed: claimed.flatten(),
+            foreign: Arc::new(foreign.context("cannot ask for other programs")?),
+            links: Arc::new(Mutex::new(links)),
+            tracking: tracking.map(Mutex::new),
+            socket,
+            reserve,
             egress: object.program("segment_egress")?,
             change_overs: object.map("segment_change_overs")?.share_values()?,
             #[cfg(test)]
@@ -223,8 +263,8 @@ impl Datapath {
                 attach_states: HashMap::new(),
             }),
             attaching: Mutex::new(()),
-            firewall: OnceLock::new(),
-            routing: OnceLock::new(),
+            firewall: Watched::default(),
+            routing: Watched::default(),
             settings: Settings::here(),
             flows,
         })
@@ -267,17 +307,20 @@ impl Datapath {
         Ok(answer.tracked)
     }
 
-    /// The packet filters that segments bypass, or why they cannot be watched. The first call, which
-    /// [`found`](Self::found) makes, loads a program.
-    pub(super) fn firewall(self: &Arc<Self>) -> std::result::Result<&Arc<Firewall>, &str> {
-        let watch = || {
+    /// The packet filters that segments bypass. The first call, which [`found`](Self::found) makes, loads a program.
+    ///
+    /// # Errors
+    /// Why they cannot be watched.
+    pub(super) fn firewall(self: &Arc<Self>) -> std::result::Result<Arc<Firewall>, Failure> {
+        self.firewall.get(|| {
             let behind = Behind {
                 own: self
                     .ingress
                     .id()
                     .context("cannot ask for the id of the program")?,
                 mode: Arc::clone(&self.mode),
-                links: Mutex::new(Links::new().context("cannot ask for tc filters")?),
+                links: Arc::clone(&self.links),
+                foreign: Arc::clone(&self.foreign),
             };
             // The datapath has the firewall, which keeps this.
             let datapath = Arc::downgrade(self);
@@ -290,16 +333,22 @@ impl Datapath {
                 Box::new(move |device| behind.first(device)),
                 Box::new(look_around),
             )
-        };
-        let firewall = (self.firewall).get_or_init(|| watch().map_err(|error| error.to_string()));
-        firewall.as_ref().map_err(String::as_str)
+        })
     }
 
-    /// The ways that segments take, or why they cannot be watched.
-    pub(super) fn routing(&self) -> std::result::Result<&Arc<Routing>, &str> {
-        let watch = || Routing::watch().map_err(|error| error.to_string());
-        let routing = self.routing.get_or_init(watch);
-        routing.as_ref().map_err(String::as_str)
+    /// The ways that segments take.
+    ///
+    /// # Errors
+    /// Why they cannot be watched.
+    pub(super) fn routing(&self) -> std::result::Result<Arc<Routing>, Failure> {
+        self.routing.get(Routing::watch)
+    }
+
+    /// Connection tracking.
+    pub(super) fn tracking(&self) -> Option<MutexGuard<'_, Tracking>> {
+        let tracking = self.tracking.as_ref()?;
+        // After a request that failed the next one has another number.
+        Some(tracking.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// For how long connections of this network namespace retransmit.
@@ -561,6 +610,20 @@ impl Datapath {
     /// Takes forwarded connections that are over out of the table.
     pub(super) fn release(&self, released: &SegmentReleased) -> std::result::Result<(), Errno> {
         self.release.run(released).map(drop)
+    }
+}
+
+/// `None` for what cannot be had on this host.
+///
+/// # Errors
+/// If something is short for the moment.
+fn unless_short<T, E: Into<std::io::Error>>(made: std::result::Result<T, E>) -> Result<Option<T>> {
+    match made.map_err(Into::into) {
+        Ok(made) => Ok(Some(made)),
+        Err(error) if Errno::from_io_error(&error).is_some_and(is_shortage) => {
+            Err(Error::system("cannot make a socket for the engine", error))
+        }
+        Err(_) => Ok(None),
     }
 }
 

@@ -5,6 +5,7 @@ mod tests;
 
 use std::borrow::Cow;
 
+use super::datapath::Failure;
 use crate::endpoint::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
 use crate::kernel::tcp_state::{ESTABLISHED, LISTEN};
 use crate::outcome::Side;
@@ -18,8 +19,19 @@ pub(crate) enum Obstacle {
     Refused(Cow<'static, str>),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
+    /// Something is short for the moment, such as descriptors.
+    Short,
     /// A stream has come to its end.
     Ended,
+}
+
+impl From<Failure> for Obstacle {
+    fn from(failure: Failure) -> Self {
+        match failure.is_short {
+            true => Self::Short,
+            false => Self::Refused(failure.why.into()),
+        }
+    }
 }
 
 pub(super) fn refused<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Obstacle> {

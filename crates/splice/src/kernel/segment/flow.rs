@@ -112,6 +112,10 @@ impl Flow {
         self.datapath.calls().listen(self.slot, self.serial, waker);
     }
 
+    pub(super) fn datapath(&self) -> &Datapath {
+        &self.datapath
+    }
+
     /// What the segments of side 0's and side 1's peer carry.
     pub(super) fn tuples(&self) -> &[SegmentTuple; 2] {
         &self.tuples

@@ -31,10 +31,10 @@ use crate::endpoint::Endpoint;
 use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
 use crate::outcome::{Reason, Side};
 use splice_base::repair::{self, Refusal, Repair, RepairQueue};
+use splice_base::shortage::{is_of_descriptors, is_shortage};
 use splice_base::socket_option;
 use splice_bpf::sequence::distance;
 use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as has};
-use splice_firewall::Tracking;
 
 /// How soon to look again for the end of a wait, should its call get lost.
 const LOOKS_EVERY: Duration = Duration::from_millis(200);
@@ -70,7 +70,7 @@ impl Segment {
         let strays = [0, 1].map(|side| flow.strays_to(side));
         for device in strays.into_iter().flatten() {
             // Where it cannot be attached, a socket waits until the other peer has sent again what went past it.
-            if self.datapath.attach_beside(device).is_none() {
+            if self.awaits_program(device, pair.now) {
                 return Turn::Holds(Next::ASLEEP.until(pair.now + SHORTEST_PAUSE));
             }
         }
@@ -82,13 +82,16 @@ impl Segment {
         }
         // A socket takes its connection up only where there is a way. Nothing of it may come in by a device without the
         // program meanwhile: another socket would answer.
-        if let Err(pause) = self.prepare_ways() {
+        if let Err(pause) = self.prepare_ways(pair.now) {
             return Turn::Holds(Next::ASLEEP.until(pair.now + pause));
         }
         // Nor where something refuses it that has not been asked about, such as a program of a control group.
         for side in Side::BOTH {
-            match may_take_up(pair.ends[side.index()]) {
+            match self.may_take_up(pair.ends[side.index()]) {
                 Ok(()) => {}
+                // Nobody can try it.
+                Err(Refusal::Now(errno))
+                    if is_of_descriptors(errno) && !self.shortage.bears(pair.now) => {}
                 Err(Refusal::Now(_)) if self.bears_refusal(pair.now) => {
                     return Turn::Holds(Next::ASLEEP.until(pair.now + REFUSED_PAUSE));
                 }
@@ -139,7 +142,7 @@ impl Segment {
             .why_back(flow)
             .unwrap_or_else(|| "the pair was given back".into());
         let why = format!("segment: {why}");
-        let_pass(flow);
+        self.let_pass(flow);
         flow.return_to_sockets(leftover.each_ref().map(Leftover::sent_to));
         for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
             let end = pair.ends[side.index()];
@@ -210,32 +213,41 @@ impl Segment {
         Some([one?, other?])
     }
 
+    /// What can be known of it while the socket still has its connection. In Overlap it may have none any more.
+    fn may_take_up(&self, end: &Endpoint) -> Result<(), Refusal> {
+        let Ok([local, peer]) = addresses(end) else {
+            return Ok(());
+        };
+        let is_transparent = socket_option::is_transparent(end).unwrap_or(false);
+        self.datapath.may_take_up(&local, &peer, is_transparent)
+    }
+
+    /// Connection tracking has seen nothing of what went past the sockets, and would call what comes now invalid.
+    fn let_pass(&self, flow: &Flow) {
+        let is_tracked = flow.is_tracked();
+        if is_tracked == [false; 2] {
+            return;
+        }
+        let Some(mut tracking) = self.datapath.tracking() else {
+            return;
+        };
+        for (tuple, _) in flow
+            .tuples()
+            .iter()
+            .zip(is_tracked)
+            .filter(|(_, known)| *known)
+        {
+            let (local, peer) = addresses_of(tuple);
+            // Without the module nf_conntrack_netlink nobody can tell it.
+            let _ = tracking.be_liberal(peer, local);
+        }
+    }
+
     /// Sets the sockets as they were before they slept.
     fn restore_timers(&mut self, ends: [&Endpoint; 2]) {
         if let Some(peers) = self.peers.take() {
             peers.restore(ends);
         }
-    }
-}
-
-/// Connection tracking has seen nothing of what went past the sockets, and would call what comes now invalid.
-fn let_pass(flow: &Flow) {
-    let is_tracked = flow.is_tracked();
-    if is_tracked == [false; 2] {
-        return;
-    }
-    let Ok(mut tracking) = Tracking::new() else {
-        return;
-    };
-    for (tuple, _) in flow
-        .tuples()
-        .iter()
-        .zip(is_tracked)
-        .filter(|(_, known)| *known)
-    {
-        let (local, peer) = addresses_of(tuple);
-        // Without the module nf_conntrack_netlink nobody can tell it.
-        let _ = tracking.be_liberal(peer, local);
     }
 }
 
@@ -288,15 +300,6 @@ fn fails(flow: &Flow, ends: [&Endpoint; 2], side: Side, errno: Errno) -> Turn {
     Turn::Ends(Reason::of_errno(side, errno))
 }
 
-/// What can be known of it while the socket still has its connection. In Overlap it may have none any more.
-fn may_take_up(end: &Endpoint) -> Result<(), Refusal> {
-    let Ok([local, peer]) = addresses(end) else {
-        return Ok(());
-    };
-    let is_transparent = socket_option::is_transparent(end).unwrap_or(false);
-    repair::may_take_up(&local, &peer, is_transparent)
-}
-
 fn addresses(end: &Endpoint) -> Result<[SocketAddr; 2], Errno> {
     let local = SocketAddr::try_from(getsockname(end)?)?;
     let peer = getpeername(end)?.ok_or(Errno::NOTCONN)?;
@@ -336,7 +339,9 @@ fn take_up(
     loop {
         match repair::take_up(end, &standing) {
             // Its way was open a moment ago, and most are soon open again. There is nothing to go back to.
-            Err(errno) if is_no_way(errno) && tries.next().is_some() => thread::sleep(TRY_PAUSE),
+            Err(errno) if (is_no_way(errno) || is_shortage(errno)) && tries.next().is_some() => {
+                thread::sleep(TRY_PAUSE);
+            }
             done => break done?,
         }
     }

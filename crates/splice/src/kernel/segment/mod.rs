@@ -69,7 +69,7 @@ use flow::Flow;
 use grace::Wait;
 use sleepers::Peers;
 use sockets::addresses_of;
-use splice_base::repair;
+use splice_base::shortage::Shortage;
 use splice_bpf::types::segment_mark as mark;
 use time_wait::TimeWait;
 
@@ -99,6 +99,8 @@ pub(crate) struct Segment {
     wait: Option<Wait>,
     /// Since when a socket may not take its connection up, which it should.
     refused_since: Option<Instant>,
+    /// Of what it takes to go back.
+    shortage: Shortage,
 }
 
 impl Segment {
@@ -119,6 +121,7 @@ impl Segment {
             peers: None,
             wait: None,
             refused_since: None,
+            shortage: Shortage::default(),
         }
     }
 
@@ -152,10 +155,9 @@ impl Segment {
             (seq, near.high_seq())
         });
         for (tuple, (seq, ack)) in flow.tuples().iter().zip(seq_ack) {
-            let (local, peer) = addresses_of(tuple);
             // Should it fail, the peer's next segment finds no socket, and the kernel answers it with a
             // reset.
-            let _ = repair::reset(local, peer, seq, ack);
+            let _ = self.datapath.reset(addresses_of(tuple), seq, ack);
         }
     }
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use super::flow::{Flow, timestamp_ahead};
 use super::sockets::addresses_of;
 use crate::outcome::Side;
-use splice_base::repair;
 use splice_bpf::sequence::{self, is_behind};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
@@ -121,9 +120,9 @@ impl Flow {
     /// (RFC 5961, 3.2), and is reset where it is.
     pub(super) fn reset_where_peers_are(&self) {
         for (side, tuple) in self.tuples().iter().enumerate() {
-            let (local, peer) = addresses_of(tuple);
+            let [seq, ack] = [self.got_by(side), self.side(side).high_seq()];
             // A peer that is reset already discards it. Should it fail, there is no way to the peer.
-            let _ = repair::reset(local, peer, self.got_by(side), self.side(side).high_seq());
+            let _ = self.datapath().reset(addresses_of(tuple), seq, ack);
         }
     }
 

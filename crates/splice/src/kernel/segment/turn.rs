@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::change_over::{ENDED_BEFORE, Phase, Progress, Stream, Watched};
+use super::datapath::Failure;
 use super::eligibility::{NotedSegment, Obstacle, device, examine, promised, refused};
 use super::flow::Flow;
 use super::sockets::{address_pair, probe, put_to_sleep, tuple_of};
@@ -17,11 +18,15 @@ use super::{Segment, reached};
 use crate::endpoint::Endpoint;
 use crate::kernel::{Next, PairView, Turn, Watch};
 use crate::outcome::Reason;
+use splice_base::shortage::is_shortage;
 use splice_bpf::types::{SegmentInspection, segment_mark as mark};
 
 /// How long a pair goes on unchanged while another thread attaches the program to a device: as long as that
 /// takes on a machine that is not busy.
 const ATTACHING_PAUSE: Duration = Duration::from_millis(16);
+
+/// How soon to try a pair again that something is short for.
+const SHORT_PAUSE: Duration = Duration::from_millis(500);
 
 /// How soon to look again at a pair that cannot change over now, since no segment may pass.
 const CLOSED_PAUSE: Duration = Duration::from_millis(64);
@@ -110,13 +115,15 @@ impl Segment {
             Some(_) => refused("a byte limit is set"),
             None => self.begin(pair.ends, pair.waker),
         };
+        let mut later = |pause| {
+            let at = pair.now + pause;
+            self.begins_at = Some(at);
+            wait_until(at)
+        };
         begun.map_err(|obstacle| match obstacle {
             Obstacle::Ended => Turn::Declined(ENDED_BEFORE.into()),
-            Obstacle::NotNow => {
-                let at = pair.now + ATTACHING_PAUSE;
-                self.begins_at = Some(at);
-                wait_until(at)
-            }
+            Obstacle::NotNow => later(ATTACHING_PAUSE),
+            Obstacle::Short => later(SHORT_PAUSE),
             Obstacle::Refused(why) => Turn::Refused(format!("segment: {why}").into()),
         })
     }
@@ -138,10 +145,13 @@ impl Segment {
         let found = self
             .datapath
             .inspect(&tuples)
-            .map_err(|errno| Obstacle::Refused(not_inspected(errno).into()))?;
+            .map_err(|errno| match is_shortage(errno) {
+                true => Obstacle::Short,
+                false => Obstacle::Refused(not_inspected(errno).into()),
+            })?;
         examine(&found, &cookies, self.bypasses_firewall)?;
         let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
-        self.ask_packet_filters(ends, addresses, &tuples, &found, waker())?;
+        self.ask_packet_filters(addresses, &tuples, &found, waker())?;
         self.ask_routing(ends, addresses, devices, waker())?;
         for device in devices {
             self.ensure_attached(device)?;
@@ -166,13 +176,11 @@ impl Segment {
     fn ensure_attached(&self, device: u32) -> Result<(), Obstacle> {
         let attached = if self.waits {
             let attached = self.datapath.ensure_attached(device);
-            Some(attached.map(drop).map_err(|error| error.to_string()))
+            Some(attached.map(drop).map_err(|error| Failure::from(&error)))
         } else {
             self.datapath.attach_beside(device)
         };
-        attached
-            .ok_or(Obstacle::NotNow)?
-            .map_err(|why| Obstacle::Refused(why.into()))
+        Ok(attached.ok_or(Obstacle::NotNow)??)
     }
 
     /// Sees how far the change-over has come, and takes the next step.
@@ -263,8 +271,7 @@ impl Segment {
     fn probe(&mut self, ends: [&Endpoint; 2], device: u32, now: Instant) -> Result<(), Obstacle> {
         self.datapath
             .reattach_beside(device)
-            .ok_or(Obstacle::NotNow)?
-            .map_err(|why| Obstacle::Refused(why.into()))?;
+            .ok_or(Obstacle::NotNow)??;
         self.change_over.probed(now);
         ends.into_iter().for_each(probe);
         Ok(())

@@ -224,13 +224,13 @@ impl Host {
 }
 
 /// Runs one of the programs of iptables on the relay's host.
-pub(super) fn iptables(lab: &Lab, program: &str, arguments: &str) {
+pub(crate) fn iptables(lab: &Lab, program: &str, arguments: &str) {
     let arguments: Vec<_> = arguments.split(' ').collect();
     let run = || run(program, &arguments, "");
     lab.relay().enter(run).expect("entered");
 }
 
-pub(super) fn load(lab: &Lab, rules: &str) {
+pub(crate) fn load(lab: &Lab, rules: &str) {
     let load = || run("nft", &["-f", "-"], rules);
     lab.relay().enter(load).expect("entered");
 }

@@ -3,7 +3,7 @@
 mod accepted;
 mod changed;
 mod churn;
-mod host;
+pub(crate) mod host;
 mod logged;
 mod rights;
 mod side_effects;

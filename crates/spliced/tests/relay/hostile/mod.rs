@@ -68,6 +68,7 @@ mod patience;
 mod reset;
 mod routes;
 mod segment;
+mod shortage;
 mod site;
 mod spray;
 mod stage;

@@ -25,7 +25,7 @@ const ENTRY_BYTES: usize = 24;
 const RESTARTS: usize = 4;
 
 /// A program of others that comes before all that are there, and keeps segments from them.
-fn come_first(site: &Site<'_>) -> DeviceLink {
+pub(super) fn come_first(site: &Site<'_>) -> DeviceLink {
     let object = load("foreign_tc", objects::FOREIGN_TC, |_| Ok(())).expect("loaded");
     let mut entry = [0; ENTRY_BYTES];
     entry[..4].copy_from_slice(&PASS.to_ne_bytes());
@@ -61,7 +61,7 @@ fn detach(site: &Site<'_>) {
 }
 
 /// Bytes go both ways on a connection that was idle, by its sockets.
-fn expect_by_sockets(stage: &Stage, idle: &Connection) {
+pub(super) fn expect_by_sockets(stage: &Stage, idle: &Connection) {
     let by_program = [
         segment_state::OVERLAP,
         segment_state::SPLICED,
@@ -115,7 +115,7 @@ fn the_program_is_detached_at_the_server(stage: &Stage) {
 }
 
 /// Another relay, which has attached its program to both devices behind that of the stage.
-fn start_another(stage: &Stage) -> (Hop, Peer, Peer) {
+pub(super) fn start_another(stage: &Stage) -> (Hop, Peer, Peer) {
     let listen = match stage.family() {
         Family::V4 => format!("{}:0", Lab::RELAY_V4),
         Family::V6 => format!("[{}]:0", Lab::RELAY_V6),

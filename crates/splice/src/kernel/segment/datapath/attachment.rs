@@ -17,8 +17,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::before::{self, Preceding};
-use super::{Datapath, LOOPBACK};
-use splice_base::error::Result;
+use super::{Datapath, Failure, LOOPBACK};
+use splice_base::error::{Error, Result};
+use splice_base::shortage::{Shortage, is_of_descriptors};
 use splice_bpf::{DeviceLink, Traffic};
 
 /// The program, attached to a device.
@@ -30,6 +31,8 @@ pub(super) struct Attachment {
     pub(super) overtaken: Vec<Preceding>,
     /// What the pairs on the device hold.
     pub(super) attached: Arc<Attached>,
+    /// Of what it takes to ask what precedes it.
+    pub(super) shortage: Shortage,
     /// When it was last seen there.
     seen_at: Instant,
 }
@@ -45,16 +48,28 @@ pub(in super::super) struct Attached {
 /// How far another thread has come with a device.
 pub(super) enum AttachState {
     UnderWay,
-    Refused { why: String, at: Instant },
+    Refused { failure: Failure, at: Instant },
 }
 
 /// How long to wait until the next attempt after a refusal. Its cause may pass: a shortage of memory, or 64
 /// programs of others. An attempt costs a thread, and the kernel tens of milliseconds beside the loops.
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 
+/// The same where something is short: pairs that have to go back may wait for it.
+const SHORT_FOR: Duration = Duration::from_millis(500);
+
 /// How long one check serves all pairs that doubt the same device. A pair doubts it again after 600 ms
 /// (`BETWEEN_PROBES`).
 const SEEN_FOR: Duration = Duration::from_millis(100);
+
+impl Failure {
+    fn lasts(&self) -> Duration {
+        match self.is_short {
+            true => SHORT_FOR,
+            false => REFUSED_FOR,
+        }
+    }
+}
 
 impl Attached {
     /// The one that follows.
@@ -106,17 +121,18 @@ impl Datapath {
         }
         let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
         let links = [
-            match overtaken.is_empty() {
-                true => self.ingress.attach(device, Traffic::In, mode)?,
-                false => self.ingress.attach_first(device)?,
-            },
-            self.egress.attach(device, Traffic::Out, mode)?,
+            self.lend(|| match overtaken.is_empty() {
+                true => self.ingress.attach(device, Traffic::In, mode),
+                false => self.ingress.attach_first(device),
+            })?,
+            self.lend(|| self.egress.attach(device, Traffic::Out, mode))?,
         ];
+        self.reserve.fill();
         if device == LOOPBACK {
             let behind = self.ingress.is_preceded_by_same_name(device, &links[0])?;
             self.gate.at(0).behind.store(behind.into(), Relaxed);
         }
-        let before = before::preceding(device, &self.ingress, &links[0]);
+        let before = before::preceding(device, &self.ingress, &links[0], &self.links);
         let mut table = self.table();
         let attached = match table.known_devices.insert(device) {
             true => Attached::default(),
@@ -127,10 +143,22 @@ impl Datapath {
             overtaken,
             attached: Arc::new(attached),
             links: Arc::new(links),
+            shortage: Shortage::default(),
             seen_at: Instant::now(),
         };
         table.devices.insert(device, attachment);
         Ok(false)
+    }
+
+    /// Attaches with descriptors of the reserve if there are no others.
+    fn lend(&self, attach: impl Fn() -> Result<DeviceLink>) -> Result<DeviceLink> {
+        loop {
+            match attach() {
+                Err(error)
+                    if error.errno().is_some_and(is_of_descriptors) && self.reserve.give_up() => {}
+                done => return done,
+            }
+        }
     }
 
     /// The same on another thread: the kernel waits for all its CPUs (`tcx_entry_sync`), tens of milliseconds
@@ -138,7 +166,7 @@ impl Datapath {
     pub(in super::super) fn attach_beside(
         self: &Arc<Self>,
         device: u32,
-    ) -> Option<std::result::Result<(), String>> {
+    ) -> Option<std::result::Result<(), Failure>> {
         self.beside(device, |_| true)
     }
 
@@ -147,7 +175,7 @@ impl Datapath {
     pub(in super::super) fn reattach_beside(
         self: &Arc<Self>,
         device: u32,
-    ) -> Option<std::result::Result<(), String>> {
+    ) -> Option<std::result::Result<(), Failure>> {
         self.beside(device, |attachment| attachment.seen_at.elapsed() < SEEN_FOR)
     }
 
@@ -155,15 +183,15 @@ impl Datapath {
         self: &Arc<Self>,
         device: u32,
         is_certain: impl FnOnce(&Attachment) -> bool,
-    ) -> Option<std::result::Result<(), String>> {
+    ) -> Option<std::result::Result<(), Failure>> {
         let mut table = self.table();
         if table.devices.get(&device).is_some_and(is_certain) {
             return Some(Ok(()));
         }
         match table.attach_states.get(&device) {
             Some(AttachState::UnderWay) => return None,
-            Some(AttachState::Refused { why, at }) if at.elapsed() < REFUSED_FOR => {
-                return Some(Err(why.clone()));
+            Some(AttachState::Refused { failure, at }) if at.elapsed() < failure.lasts() => {
+                return Some(Err(failure.clone()));
             }
             Some(AttachState::Refused { .. }) | None => {}
         }
@@ -173,8 +201,8 @@ impl Datapath {
             let attach_states = &mut datapath.table().attach_states;
             match refused {
                 Some(error) => {
-                    let (why, at) = (error.to_string(), Instant::now());
-                    attach_states.insert(device, AttachState::Refused { why, at })
+                    let (failure, at) = (Failure::from(&error), Instant::now());
+                    attach_states.insert(device, AttachState::Refused { failure, at })
                 }
                 None => attach_states.remove(&device),
             };
@@ -184,7 +212,10 @@ impl Datapath {
                 table.attach_states.insert(device, AttachState::UnderWay);
                 None
             }
-            Err(error) => Some(Err(format!("no thread can attach the program: {error}"))),
+            Err(error) => {
+                let error = Error::system("no thread can attach the program", error);
+                Some(Err(Failure::from(&error)))
+            }
         }
     }
 

@@ -1,6 +1,9 @@
 //! What sees packets of a device before the program, and may keep them from it.
 
-use splice_bpf::{Beside, DeviceLink, Program, foreign_name, is_own_filter, programs_beside};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::io::Errno;
+use splice_bpf::{Beside, DeviceLink, ForeignPrograms, Program, is_own_filter, programs_beside};
 use splice_firewall::{Links, TrafficFilter};
 
 /// What sees packets of a device before the program.
@@ -13,10 +16,24 @@ pub(super) enum Preceding {
 
 impl Preceding {
     /// What it is; `None` for one of another relay.
-    pub(super) fn words(&self) -> Option<String> {
-        match self {
-            Self::Program(id) => foreign_name(*id).map(|name| format!("the tc program {name}")),
+    ///
+    /// # Errors
+    /// If something is short.
+    pub(super) fn words(&self, foreign: &ForeignPrograms) -> Result<Option<String>, Errno> {
+        Ok(match self {
+            Self::Program(id) => {
+                let name = foreign.name(*id)?;
+                name.map(|name| format!("the tc program {name}"))
+            }
             Self::Filter(filter) => Some(format!("a tc filter ({})", filter.kind)),
+        })
+    }
+
+    /// The same, where it cannot be asked for.
+    pub(super) fn words_unasked(&self) -> String {
+        match self {
+            Self::Program(id) => format!("the tc program number {id}"),
+            Self::Filter(filter) => format!("a tc filter ({})", filter.kind),
         }
     }
 }
@@ -26,6 +43,7 @@ pub(super) fn preceding(
     device: u32,
     program: &Program,
     link: &DeviceLink,
+    links: &Mutex<Links>,
 ) -> Option<Vec<Preceding>> {
     match link {
         DeviceLink::Tcx(_) => match programs_beside(device, program.id().ok()?).ok()? {
@@ -35,7 +53,8 @@ pub(super) fn preceding(
             Beside::NotAttached | Beside::NoLinks => None,
         },
         DeviceLink::Clsact(_) => {
-            let filters = Links::new().ok()?.ingress_filters(device).ok()?;
+            let mut links = links.lock().unwrap_or_else(PoisonError::into_inner);
+            let filters = links.ingress_filters(device).ok()?;
             let (own, others): (Vec<_>, Vec<_>) = filters.into_iter().partition(is_own);
             let first = own.iter().map(|filter| filter.priority).min()?;
             let before = others.into_iter().filter(|other| other.priority < first);

@@ -3,7 +3,9 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use splice_bpf::{AttachMode, Beside, foreign_name, programs_beside};
+use rustix::io::Errno;
+use splice_base::shortage::is_shortage;
+use splice_bpf::{AttachMode, Beside, ForeignPrograms, programs_beside};
 use splice_firewall::Links;
 
 use super::before::is_own;
@@ -14,33 +16,44 @@ pub(super) struct Behind {
     pub(super) own: u32,
     /// How the program is attached where it is not attached yet.
     pub(super) mode: Arc<Mutex<AttachMode>>,
-    pub(super) links: Mutex<Links>,
+    pub(super) links: Arc<Mutex<Links>>,
+    pub(super) foreign: Arc<ForeignPrograms>,
 }
 
 impl Behind {
     /// Which one there is on a device, in words that follow its name; `None` without one.
-    pub(super) fn first(&self, device: u32) -> Option<String> {
-        let unread = |why: String| Some(format!("has tc programs that cannot be listed: {why}"));
-        let by_filter = match programs_beside(device, self.own) {
-            Ok(Beside::Programs { behind, .. }) => {
-                if let Some(name) = behind.into_iter().find_map(foreign_name) {
-                    return Some(format!("has the tc program {name} behind the relay's"));
+    ///
+    /// # Errors
+    /// If something is short.
+    pub(super) fn first(&self, device: u32) -> io::Result<Option<String>> {
+        match self.listed(device) {
+            Err(error) if !Errno::from_io_error(&error).is_some_and(is_shortage) => Ok(Some(
+                format!("has tc programs that cannot be listed: {error}"),
+            )),
+            found => found,
+        }
+    }
+
+    fn listed(&self, device: u32) -> io::Result<Option<String>> {
+        let by_filter = match programs_beside(device, self.own)? {
+            Beside::Programs { behind, .. } => {
+                for id in behind {
+                    if let Some(name) = self.foreign.name(id)? {
+                        return Ok(Some(format!(
+                            "has the tc program {name} behind the relay's"
+                        )));
+                    }
                 }
                 false
             }
-            Ok(Beside::NotAttached) => {
+            Beside::NotAttached => {
                 let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
                 mode == AttachMode::Clsact
             }
-            Ok(Beside::NoLinks) => true,
-            Err(errno) => return unread(errno.to_string()),
+            Beside::NoLinks => true,
         };
-        match self.filter(device, by_filter) {
-            Ok(kind) => {
-                kind.map(|kind| format!("has a tc filter ({kind}) behind the relay's program"))
-            }
-            Err(error) => unread(error.to_string()),
-        }
+        let kind = self.filter(device, by_filter)?;
+        Ok(kind.map(|kind| format!("has a tc filter ({kind}) behind the relay's program")))
     }
 
     /// The kind of a filter that comes after the program, which is a filter as well (`by_filter`) or comes before all of

@@ -2,10 +2,11 @@
 //! keeps segments from it. A pair whose segments do not reach the program is not spliced, but one that is does not notice.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use splice_bpf::{Beside, DeviceLink, foreign_name, programs_beside};
+use splice_bpf::{Beside, DeviceLink, programs_beside};
 
 use super::Datapath;
 use super::attachment::{Attached, Attachment};
@@ -21,6 +22,7 @@ impl Datapath {
 
     /// Looks whether what devices receive still reaches the program.
     pub(in super::super) fn look_at_attachments(&self) {
+        self.reserve.fill();
         self.replace_displaced();
         let devices: Vec<_> = {
             let table = self.table();
@@ -34,7 +36,7 @@ impl Datapath {
                 drop(links);
                 // Should it fail, the next pair attaches the program, or hears why it cannot.
                 let _ = self.reattach(device);
-            } else if let Some(before) = preceding(device, &self.ingress, &links[0]) {
+            } else if let Some(before) = preceding(device, &self.ingress, &links[0], &self.links) {
                 // Nobody else keeps it attached.
                 drop(links);
                 self.look_before(device, before);
@@ -52,13 +54,23 @@ impl Datapath {
             }
             None => return,
         };
-        let Some(newcomer) = new.iter().find_map(Preceding::words) else {
+        let newcomer = match self.first_foreign(&new) {
+            Ok(newcomer) => newcomer,
+            Err(_) if self.bears_shortage(device) => return,
+            Err(_) => new.first().map(Preceding::words_unasked),
+        };
+        if let Some(attachment) = self.table().devices.get_mut(&device) {
+            attachment.shortage.end();
+        }
+        let Some(newcomer) = newcomer else {
             if let Some(attachment) = self.table().devices.get_mut(&device) {
                 attachment.before = now;
             }
             return;
         };
-        let name = name_of(device).unwrap_or_else(|_| format!("device {device}"));
+        let name = self
+            .name_of(device)
+            .unwrap_or_else(|_| format!("device {device}"));
         let why = format!("{name} has {newcomer} before the relay's, which came later");
         // A socket that takes its connection up hears of nothing that it does not expect, unless the program changes that.
         // So the program has to see what they receive.
@@ -81,6 +93,27 @@ impl Datapath {
         }
     }
 
+    /// The first of them that is none of another relay, in words.
+    ///
+    /// # Errors
+    /// If something is short.
+    fn first_foreign(&self, all: &[Preceding]) -> Result<Option<String>, Errno> {
+        for one in all {
+            let foreign = one.words(&self.foreign)?;
+            if foreign.is_some() {
+                return Ok(foreign);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether pairs on a device go on as they are, while a shortage keeps the program before ours from being asked for.
+    fn bears_shortage(&self, device: u32) -> bool {
+        let mut table = self.table();
+        let attachment = table.devices.get_mut(&device);
+        attachment.is_some_and(|attachment| attachment.shortage.bears(Instant::now()))
+    }
+
     /// Those that the program has overtaken on a device may be gone: then it takes its place behind the others again.
     fn look_behind(&self, device: u32) {
         let overtaken = match self.table().devices.get(&device) {
@@ -93,11 +126,15 @@ impl Datapath {
         let Ok(Beside::Programs { behind, .. }) = programs_beside(device, own) else {
             return;
         };
-        let is_overtaken = |id: &u32| overtaken.contains(&Preceding::Program(*id));
-        if behind.iter().any(is_overtaken) {
+        let behind: Vec<_> = behind.into_iter().map(Preceding::Program).collect();
+        if behind.iter().any(|one| overtaken.contains(one)) {
             return;
         }
-        let are_others = behind.into_iter().any(|id| foreign_name(id).is_some());
+        let Ok(other) = self.first_foreign(&behind) else {
+            // The next look asks again.
+            return;
+        };
+        let are_others = other.is_some();
         let _one = self.attaching();
         let mut table = self.table();
         if are_others {
@@ -142,7 +179,7 @@ impl Datapath {
         let displaced = std::mem::take(&mut self.table().displaced);
         for (device, overtaken) in displaced {
             let _one = self.attaching();
-            if self.attach(device, overtaken.clone()).is_err() && name_of(device).is_ok() {
+            if self.attach(device, overtaken.clone()).is_err() && self.name_of(device).is_ok() {
                 self.table().displaced.insert(device, overtaken);
             }
         }
@@ -150,7 +187,7 @@ impl Datapath {
 
     /// The program was attached to a device, and is not any more.
     pub(super) fn tell_detached(&self, device: u32, lost: &Arc<Attached>) {
-        match name_of(device) {
+        match self.name_of(device) {
             Ok(name) => {
                 let why = format!("the relay's program was detached from {name}");
                 self.lose(lost, why);
@@ -172,10 +209,8 @@ impl Datapath {
         lost.lose(why);
         self.calls.wake_all();
     }
-}
 
-fn name_of(device: u32) -> rustix::io::Result<String> {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    index_to_name(socket, device)
+    fn name_of(&self, device: u32) -> rustix::io::Result<String> {
+        index_to_name(&self.socket, device)
+    }
 }

@@ -184,7 +184,9 @@ impl Forwards {
             ..
         } = &mut *state;
         let firewall = self.datapath.firewall().ok();
-        let changed = firewall.filter(|firewall| judges_all && firewall.has_changed(filters));
+        let changed = firewall
+            .as_ref()
+            .filter(|firewall| judges_all && firewall.has_changed(filters));
         // Of many origins, a few are looked at in each turn, which would take too long otherwise.
         let turns = match changed {
             None if judges_all => origins.len().div_ceil(ORIGINS_PER_LOOK),

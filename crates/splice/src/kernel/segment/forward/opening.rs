@@ -13,7 +13,7 @@ use super::forwards::{Forwards, State};
 use super::network::{Path, connections, needs_stack, own_ports};
 use super::origin::{Origin, mapped};
 use super::owner::{ForwardOptions, Open, Owner, Way};
-use crate::firewall::{Firewall, Pass, PassState, Refusal};
+use crate::firewall::{Pass, PassState, Refusal};
 
 /// `SEGMENT_NO_ORIGIN` in bpf/segment/shared.h.
 const NO_ORIGIN: u32 = u32::MAX;
@@ -61,7 +61,7 @@ impl Forwards {
         }
         match self.open(state, owner, &options, path) {
             Ok(()) => true,
-            Err(Refusal::NotYet) => {
+            Err(Refusal::NotYet | Refusal::Short) => {
                 if !is_let_past {
                     self.by_sockets(owner, "packet filters have changed, and are being read");
                 }
@@ -184,10 +184,8 @@ impl Forwards {
         if options.bypass_firewall {
             return Ok(Vec::new());
         }
-        let firewall: &Arc<Firewall> = self
-            .datapath
-            .firewall()
-            .map_err(|why| Refusal::Because(why.into()))?;
+        let firewall = self.datapath.firewall();
+        let firewall = firewall.map_err(|failure| Refusal::Because(failure.why))?;
         let waker = Waker::from(Arc::clone(&self.alarm));
         let mut doubted = owner.way().doubted.clone();
         let mut passes = Vec::new();
@@ -202,7 +200,7 @@ impl Forwards {
             owner.way().doubted = doubted.clone();
             passes.push(admitted.map_err(|refusal| match refusal {
                 Refusal::Because(why) => Refusal::Because(format!("packet filters: {why}")),
-                Refusal::NotYet => Refusal::NotYet,
+                Refusal::NotYet | Refusal::Short => Refusal::NotYet,
             })?);
         }
         Ok(passes)

@@ -555,7 +555,8 @@ fn an_address_of_a_range_can_be_taken_up() {
             let listener = TcpListener::bind(any).expect("bound");
             let client = TcpStream::connect(address).expect("connected");
             let (_accepted, peer) = listener.accept().expect("accepted");
-            let tried = repair::may_take_up(&address, &peer, false);
+            let socket = repair::stream_socket(&address).expect("a socket");
+            let tried = repair::may_take_up(socket, &address, &peer, false);
             drop(client);
             tried
         });
