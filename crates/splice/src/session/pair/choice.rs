@@ -110,11 +110,17 @@ impl Pair {
             };
         }
         match (missed, declined) {
-            (Some(errno), _) => Chosen {
-                name,
-                why: format!("some bytes were copied, since no pipe could be created: {errno}")
-                    .into(),
-            },
+            (Some(errno), declined) => {
+                let no_pipe =
+                    format!("some bytes were copied, since no pipe could be created: {errno}");
+                Chosen {
+                    name,
+                    why: match declined {
+                        Some(why) => format!("{no_pipe}; {why}").into(),
+                        None => no_pipe.into(),
+                    },
+                }
+            }
             (None, Some(why)) if !piped => Chosen { name, why },
             (None, Some(why)) if !by_name => Chosen {
                 name,
