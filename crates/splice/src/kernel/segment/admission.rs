@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::Segment;
-use super::datapath::Failure;
 use super::eligibility::{Obstacle, device, refused, why_filtered};
 use crate::firewall::{PassState, Refusal};
 use crate::outcome::Side;
@@ -25,10 +24,8 @@ impl Segment {
         if self.bypasses_firewall || self.is_admitted(found) {
             return Ok(());
         }
-        let firewall = self.datapath.firewall().map_err(|failure| Failure {
-            why: format!("{}; {REMEDY}", failure.why),
-            ..failure
-        })?;
+        let firewall = self.datapath.firewall();
+        let firewall = firewall.map_err(|failure| failure.with_remedy(REMEDY))?;
         let mut connections = Vec::with_capacity(2);
         for (side, (local, peer)) in Side::BOTH.into_iter().zip(addresses) {
             let socket = &found.socket[side.index()];

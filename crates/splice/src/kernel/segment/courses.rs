@@ -133,7 +133,7 @@ impl Segment {
     pub(super) fn awaits_program(&mut self, device: u32, now: Instant) -> bool {
         match self.datapath.attach_beside(device) {
             None => true,
-            Some(Err(failure)) if failure.is_short => self.shortage.bears(now),
+            Some(Err(failure)) if failure.is_short() => self.shortage.bears(now),
             Some(_) => false,
         }
     }

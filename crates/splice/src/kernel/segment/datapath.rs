@@ -196,9 +196,11 @@ impl Datapath {
         let datapath = Self::here()?;
         // Not only when the first pair asks: its loop would wait. A failure is reported to each pair that does
         // not bypass the filters.
-        let _ = datapath.firewall();
-        let _ = datapath.routing();
-        Ok(datapath)
+        let failures = [datapath.firewall().err(), datapath.routing().err()];
+        match failures.into_iter().flatten().find(Failure::is_short) {
+            None => Ok(datapath),
+            Some(failure) => Err(failure.into_error()),
+        }
     }
 
     fn new(forward_slots: u32) -> Result<Self> {

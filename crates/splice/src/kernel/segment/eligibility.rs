@@ -27,7 +27,7 @@ pub(crate) enum Obstacle {
 
 impl From<Failure> for Obstacle {
     fn from(failure: Failure) -> Self {
-        match failure.is_short {
+        match failure.is_short() {
             true => Self::Short,
             false => Self::Refused(failure.why.into()),
         }

@@ -148,6 +148,8 @@ enum Way {
 /// A relay with a connection in each state.
 struct Crowd {
     hop: Hop,
+    /// How many descriptors the relay has without them.
+    descriptors: usize,
     connections: Vec<(State, Connection)>,
 }
 
@@ -156,6 +158,7 @@ impl Crowd {
         let mut command = lab.relay().command(BINARY);
         command.args(["relay", listen, &server.address, "--engine", engine]);
         let hop = Hop::spawn(&mut command);
+        let descriptors = hop.relay.descriptors();
         let connect = |state| {
             let client = hops.near.enter(|| Peer::connect(hop.address()));
             let client = client.expect("entered");
@@ -182,7 +185,11 @@ impl Crowd {
                     && states.iter().filter(spliced).count() >= STATES.len() - 1
             });
         }
-        Self { hop, connections }
+        Self {
+            hop,
+            descriptors,
+            connections,
+        }
     }
 
     /// The ends of the relay's sockets of each connection, as ss(8) shows them.
@@ -284,7 +291,10 @@ fn vanishes(gone: Side, way: Way, engine: &str, family: Family) {
             "{state:?} is given up early"
         );
     }
-    until("no flow is left", || crowds[1].hop.are_spliced(0));
+    for crowd in &crowds {
+        crowd.hop.relay.wait_descriptors(crowd.descriptors);
+    }
+    until("no flow is left", || crowds[1].hop.has_no_flow());
 }
 
 /// A test for each engine and IP version.

@@ -29,6 +29,8 @@ const _: () = assert!(offset_of!(SegmentFlow, state) == 0);
 
 /// The table of flows.
 const FLOWS: &str = "segment_flows";
+/// What leads from segments to them.
+const TUPLES: &str = "segment_tuples";
 /// Its counters, by the reason.
 const COUNTS: &str = "segment_counts";
 
@@ -159,6 +161,13 @@ impl Hop {
         let states = flows.iter().filter_map(|flow| flow.first_chunk());
         let states = states.map(|state| u32::from_ne_bytes(*state));
         states.filter(|state| ALIVE.contains(state)).collect()
+    }
+
+    /// Whether all slots of its table are free, and no segment would find one.
+    pub(crate) fn has_no_flow(&self) -> bool {
+        let is_free = |flow: &Vec<u8>| flow.starts_with(&segment_state::FREE.to_ne_bytes());
+        let tuples = map_named(&self.relay, TUPLES).expect("the program is loaded");
+        flows(&self.relay).iter().all(is_free) && tuples.keys().next().is_none()
     }
 
     /// How many of its connections lose segments, since there is no way for them.

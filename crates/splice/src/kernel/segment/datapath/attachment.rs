@@ -64,7 +64,7 @@ const SEEN_FOR: Duration = Duration::from_millis(100);
 
 impl Failure {
     fn lasts(&self) -> Duration {
-        match self.is_short {
+        match self.is_short() {
             true => SHORT_FOR,
             false => REFUSED_FOR,
         }

@@ -24,7 +24,7 @@ impl<T> Watched<T> {
             return known.clone();
         }
         let started = start().map_err(|error| Failure::from(&error));
-        if !started.as_ref().is_err_and(|failure| failure.is_short) {
+        if !started.as_ref().is_err_and(|failure| failure.is_short()) {
             *known = Some(started.clone());
         }
         started
@@ -49,7 +49,7 @@ mod tests {
         for (errno, is_short) in [(Errno::MFILE, true), (Errno::PERM, false)] {
             let watched = Watched::default();
             let refused = watched.get(|| Err(Error::system("cannot watch", errno)));
-            assert_eq!(refused.is_err_and(|failure| failure.is_short), is_short);
+            assert_eq!(refused.is_err_and(|failure| failure.is_short()), is_short);
             let again = watched.get(|| Ok(Arc::new(1)));
             assert_eq!(again.is_ok(), is_short);
             let known = watched.get(|| Ok(Arc::new(2)));

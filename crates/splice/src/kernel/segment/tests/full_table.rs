@@ -59,3 +59,42 @@ fn a_pair_without_a_slot_is_refused_with_the_reason() {
         ping(&client, &server);
     }
 }
+
+/// `auto` leaves a pair without a slot to its sockets, and splices the next one once there is a slot.
+#[test]
+fn a_pair_of_auto_without_a_slot_is_copied() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, _first) = spliced_lab();
+    datapath_in(&lab).keep_slots(1);
+    let (near, far, second) = spliced_across(&lab, &splicer);
+    let join = || {
+        let joined = Connected::across(&lab).join(&splicer, &by_volume(5));
+        ping(&joined.0, &joined.1);
+        joined
+    };
+    let (client, server, copied) = join();
+    netlab::until("it finds no slot", || {
+        copied.engine().1.contains("no slot is left")
+    });
+    assert_eq!(copied.engine().0, EngineName::Copy);
+    ping(&client, &server);
+    drop((near, far));
+    ended(&second);
+    let ended_at = Instant::now();
+    netlab::until("it may give up its slot", || {
+        ended_at.elapsed() > TIME_WAIT_LEAST
+    });
+    let (_near, _far, next) = join();
+    netlab::until("the next one is spliced", || {
+        next.engine().0 == EngineName::Segment
+    });
+    ping(&client, &server);
+    drop((client, server));
+    let outcome = ended(&copied);
+    assert_eq!(
+        (outcome.engine, moved(&outcome)),
+        (EngineName::Copy, [15, 15])
+    );
+}
