@@ -27,9 +27,13 @@ const BYTES: u64 = 1 << 20;
 /// Clients that come during the shortage, and would take each descriptor that becomes free.
 const WAITING: u64 = 3;
 
-/// How often the thread that watches the packet filters comes to rest while it looks twice: after each look, and to wait for
-/// the next one. A change that is told makes it look at once.
-const RESTS: u64 = 6;
+/// Why those that a rule may stop go back.
+const BY_RULE: &str = "packet filters: ";
+
+/// Why each connection goes back to its sockets if it was spliced, or none if it stays so.
+type Fates<'a> = [Option<&'a str>; CONNECTIONS];
+
+const STAY: Fates<'_> = [None; CONNECTIONS];
 
 /// A relay without a free descriptor, until this is dropped.
 struct Shortage<'a> {
@@ -106,8 +110,20 @@ fn set_limit(stage: &Stage, limit: Option<u64>) {
     prlimit(relay, Resource::Nofile, limits).expect("prlimit");
 }
 
-/// Waits until the relay has looked at its packet filters and at tc twice.
+/// Waits until the relay has looked at tc and at its packet filters: this connection goes back by a new rule, and `left` stay
+/// spliced.
+fn expect_look(stage: &Stage, connection: &Connection, left: usize) {
+    let (_, port) = client_of(connection);
+    let rule = format!("tcp sport {port} log");
+    load(stage.lab(), &chain_of(&format!("of{port}"), &rule));
+    if stage.splices() {
+        until("it has looked", || stage.hop().are_spliced(left));
+    }
+}
+
+/// Waits until the thread that watches packet filters and tc has come to rest several times: it does so twice for each look.
 fn let_it_look(stage: &Stage) {
+    const RESTS: u64 = 6;
     let rests = || -> u64 {
         let of_thread = |status: &str| -> Option<u64> {
             let value = |name| status.lines().find_map(|line| line.strip_prefix(name));
@@ -124,13 +140,17 @@ fn let_it_look(stage: &Stage) {
     }
 }
 
+/// The client's address, and its port.
+fn client_of(connection: &Connection) -> (String, String) {
+    let address = connection.client.local_address();
+    let (_, port) = address.rsplit_once(':').expect("a port");
+    (address.clone(), port.to_owned())
+}
+
 /// One connection is idle while its host changes, and the others are full of bytes. Afterwards all have ended in order.
-/// Those that were spliced stay so, or go back for this reason.
-fn go_on(stage: &Stage, why: Option<&str>, change: impl FnOnce(&[Connection])) {
+fn go_on(stage: &Stage, fates: Fates<'_>, change: impl FnOnce(&[Connection])) {
     let connections = stage.connect(CONNECTIONS);
-    let clients: Vec<_> = (connections.iter())
-        .map(|connection| connection.client.local_address())
-        .collect();
+    let clients: Vec<_> = connections.iter().map(client_of).collect();
     let (idle, full) = connections.split_first().expect("several");
     let has_changed = AtomicBool::new(false);
     let waiting = thread::scope(|scope| {
@@ -160,8 +180,9 @@ fn go_on(stage: &Stage, why: Option<&str>, change: impl FnOnce(&[Connection])) {
     }
     stage.expect_ended(connections.len() + waiting.len(), IN_ORDER);
     for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
-        let is_one = (clients.iter()).any(|client| entry["client"] == **client);
-        match why.filter(|_| is_one) {
+        let fate = clients.iter().zip(fates);
+        let mut fate = fate.filter(|((client, _), _)| entry["client"] == **client);
+        match fate.next().and_then(|(_, why)| why) {
             None => assert_eq!(entry["engine"], "segment", "{entry}"),
             Some(why) => {
                 let found = entry["why_engine"].as_str().expect("a reason");
@@ -199,11 +220,9 @@ fn other_rules_come(stage: &Stage) {
     if !available(Need::Nft) {
         return;
     }
-    go_on(stage, None, |_| {
-        for table in ["one", "two"] {
-            load(stage.lab(), &chain_of(table, "tcp dport 1 drop"));
-            let_it_look(stage);
-        }
+    go_on(stage, [Some(BY_RULE), None, None], |connections| {
+        load(stage.lab(), &chain_of("other", "tcp dport 1 drop"));
+        expect_look(stage, &connections[0], CONNECTIONS - 1);
     });
 }
 
@@ -216,15 +235,15 @@ fn other_rules_of_iptables_come(stage: &Stage) {
         Family::V4 => "iptables-legacy",
         Family::V6 => "ip6tables-legacy",
     };
-    let add = |port: u16| {
-        let rule = format!("-A INPUT -p tcp --dport {port} -j DROP");
-        iptables(stage.lab(), program, &rule);
-    };
-    add(1);
-    go_on(stage, None, |_| {
-        let_it_look(stage);
-        add(2);
-        let_it_look(stage);
+    let add = |rule: &str| iptables(stage.lab(), program, &format!("-A INPUT -p tcp {rule}"));
+    add("--dport 1 -j DROP");
+    go_on(stage, [Some(BY_RULE), None, None], |connections| {
+        add("--dport 2 -j DROP");
+        let (_, port) = client_of(&connections[0]);
+        add(&format!("--sport {port} -j LOG"));
+        if stage.splices() {
+            until("they are read", || stage.hop().are_spliced(CONNECTIONS - 1));
+        }
     });
 }
 
@@ -234,7 +253,7 @@ fn a_rule_comes_that_may_stop_them(stage: &Stage) {
         return;
     }
     let why = "packet filters: inet stops c handle";
-    go_on(stage, Some(why), |_| {
+    go_on(stage, [Some(why); CONNECTIONS], |_| {
         load(stage.lab(), &chain_of("stops", "tcp dport 1-65535 log"));
         until_gone_back(stage);
         load(stage.lab(), "delete table inet stops");
@@ -243,16 +262,19 @@ fn a_rule_comes_that_may_stop_them(stage: &Stage) {
 
 /// Its program leaves the connections of others alone, also while the kernel detaches it.
 fn another_relay_comes_and_is_killed(stage: &Stage) {
-    go_on(stage, None, |_| {
+    if !available(Need::Nft) {
+        return;
+    }
+    go_on(stage, [Some(BY_RULE), Some(BY_RULE), None], |connections| {
         let (another, client, server) = start_another(stage);
-        let_it_look(stage);
+        expect_look(stage, &connections[0], CONNECTIONS - 1);
         drop((another, client, server));
-        let_it_look(stage);
+        expect_look(stage, &connections[1], CONNECTIONS - 2);
     });
 }
 
 fn routes_go_and_come(stage: &Stage) {
-    go_on(stage, None, |_| {
+    go_on(stage, STAY, |_| {
         for side in Side::BOTH {
             let site = Site { stage, side };
             site.ip(&format!("route del {}", site.network()));
@@ -268,7 +290,8 @@ fn routes_go_and_come(stage: &Stage) {
 /// The program is attached to it as well.
 fn another_device_is_used(stage: &Stage) {
     let side = Side::Server;
-    go_on(stage, Some("is reached over another device"), |_| {
+    let why = "is reached over another device";
+    go_on(stage, [Some(why); CONNECTIONS], |_| {
         Site { stage, side }.use_second_cable();
         until_gone_back(stage);
     });
@@ -278,10 +301,11 @@ fn another_device_is_used(stage: &Stage) {
 fn a_program_comes_first(stage: &Stage) {
     let side = Side::Client;
     let why = "the tc program foreign_tc before the relay's";
-    go_on(stage, Some(why), |connections| {
+    go_on(stage, [Some(why); CONNECTIONS], |connections| {
         let program = come_first(&Site { stage, side });
         expect_by_sockets(stage, &connections[0]);
         drop(program);
+        // The next pairs stay in the stack until it has seen that.
         let_it_look(stage);
     });
 }
@@ -300,7 +324,8 @@ mod a_router_fragments {
 
     fn with(engine: &str) {
         Stage::routed(engine, Family::V4, |stage| {
-            go_on(stage, Some("come in fragments"), |connections| {
+            let why = "come in fragments";
+            go_on(stage, [Some(why); CONNECTIONS], |connections| {
                 fragment(stage, Side::Client, connections);
                 move_both_ways(&connections[0]);
                 until_gone_back(stage);
