@@ -426,17 +426,18 @@ impl Firewall {
     }
 
     /// Applies new filters: judges every pair again. Returns how many were revoked, and one reason. Pairs about which the
-    /// filters cannot be asked, since something is short, go on as long as `bears` says so.
+    /// filters cannot be asked, since something is short, go on as long as `bears` says so. `looked_at` is when somebody
+    /// began to read the filters; `None` if these are the former ones, since they could not be read.
     fn change(
         &self,
         snapshot: Snapshot,
-        looked_at: Instant,
+        looked_at: Option<Instant>,
         mut bears: impl FnMut() -> bool,
     ) -> Change {
         let snapshot = Arc::new(snapshot);
         let pairs: Vec<_> = {
             let mut state = self.lock();
-            state.looked_at = looked_at;
+            state.looked_at = looked_at.unwrap_or(state.looked_at);
             state.snapshot = Arc::clone(&snapshot);
             state
                 .pairs
@@ -453,6 +454,11 @@ impl Firewall {
                 (_, PassState::Revoked(_) | PassState::Gone(_)) => continue,
                 (Judgement::Accepts, _) => PassState::Admitted,
                 (Judgement::Short(_), _) if bears() => {
+                    change.is_short = true;
+                    continue;
+                }
+                // Chains may be newer than what was read of them.
+                (Judgement::Unaccounted(..), _) if looked_at.is_none() && bears() => {
                     change.is_short = true;
                     continue;
                 }

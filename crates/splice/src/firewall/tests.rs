@@ -37,7 +37,7 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
         let readable = firewall.snapshot().filters.clone();
         let change = |filters| {
             let snapshot = Snapshot::new(filters, HashMap::new());
-            firewall.change(snapshot, Instant::now(), || false)
+            firewall.change(snapshot, Some(Instant::now()), || false)
         };
         let unreadable = || change(Err("they change too fast".into()));
 
@@ -95,7 +95,10 @@ fn a_pass_for_a_device_that_leaves_is_lost() {
 /// While something is short, nobody knows whether tc programs have come, and no pair is admitted or ends of it.
 #[test]
 fn a_pass_outlasts_a_shortage_for_a_while() {
-    if !available(Need::Bpf) || !available(Need::Netns) {
+    if ![Need::Bpf, Need::Netns, Need::Nft]
+        .into_iter()
+        .all(available)
+    {
         return;
     }
     let namespace = Namespace::new("short").expect("a namespace");
@@ -119,10 +122,11 @@ fn a_pass_outlasts_a_shortage_for_a_while() {
             firewall.admit(connections, |_| {}, Box::new(|| None), waker, &mut None)
         };
         let filters = firewall.snapshot().filters.clone();
-        let change = |bears| {
+        let change_at = |looked_at, bears| {
             let snapshot = Snapshot::new(filters.clone(), HashMap::new());
-            firewall.change(snapshot, Instant::now(), || bears)
+            firewall.change(snapshot, looked_at, || bears)
         };
+        let change = |bears| change_at(Some(Instant::now()), bears);
         let pass = admit().expect("there is nothing");
         is_short.store(true, Relaxed);
         let first = change(true);
@@ -132,6 +136,16 @@ fn a_pass_outlasts_a_shortage_for_a_while() {
         is_short.store(false, Relaxed);
         assert!(!change(true).is_short);
         assert_eq!(pass.state(), PassState::Admitted);
+        // A chain has come, and the rules could not be read since.
+        let nft = |command: &str| {
+            let done = namespace.command("nft").arg(command).status();
+            assert!(done.expect("nft runs").success(), "{command}");
+        };
+        nft("add table ip t; add chain ip t c { type filter hook input priority 0; }");
+        let unread = change_at(None, true);
+        assert_eq!((unread.is_short, unread.is_unsettled), (true, false));
+        assert!(change(true).is_unsettled);
+        nft("delete table ip t");
         is_short.store(true, Relaxed);
         assert_eq!(change(false).revoked, 1);
         assert!(

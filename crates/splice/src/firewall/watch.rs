@@ -112,7 +112,7 @@ impl Watch {
                 return;
             };
             let snapshot = firewall.snapshot();
-            let is_unread = read.is_err();
+            let looked_at = read.is_ok().then_some(began);
             let read = read.ok().flatten();
             let has_changed = read.is_some()
                 || is_unsettled
@@ -123,9 +123,11 @@ impl Watch {
                 filters = read;
             }
             let mut change = if has_changed {
-                firewall.change(Snapshot::new(filters.clone(), behind), began, &mut bears)
+                let snapshot = Snapshot::new(filters.clone(), behind);
+                firewall.change(snapshot, looked_at, &mut bears)
             } else {
-                firewall.lock().looked_at = began;
+                let mut state = firewall.lock();
+                state.looked_at = looked_at.unwrap_or(state.looked_at);
                 Change::default()
             };
             firewall.look_at_groups(&mut next, &mut change);
@@ -135,7 +137,7 @@ impl Watch {
             if !is_short {
                 shortage.end();
             }
-            is_short |= is_unread;
+            is_short |= looked_at.is_none();
             change.tell();
             // Even without news, since rules that change too fast to be read give the same error
             // each time.
