@@ -1,12 +1,9 @@
 //! Where any thread can read what has bypassed the sockets.
 
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::flow::Flow;
-use super::translation::Translation;
 use crate::kernel::KernelCounters;
 use splice_bpf::types::segment_mark as mark;
 
@@ -14,8 +11,6 @@ use splice_bpf::types::segment_mark as mark;
 #[derive(Debug, Default)]
 pub(super) struct FlowCounters {
     flow: OnceLock<Arc<Flow>>,
-    /// Each stream's first byte that the relay had not written when the change-over began.
-    next_byte: [AtomicU32; 2],
 }
 
 impl FlowCounters {
@@ -27,13 +22,6 @@ impl FlowCounters {
     pub(super) fn set_flow(&self, flow: Flow) {
         let _ = self.flow.set(Arc::new(flow));
     }
-
-    /// Counts from the translation's first byte on.
-    pub(super) fn begin(&self, translation: &Translation) {
-        for (next_byte, side) in self.next_byte.iter().zip(&translation.sides) {
-            next_byte.store(side.next_byte, Relaxed);
-        }
-    }
 }
 
 impl KernelCounters for FlowCounters {
@@ -41,7 +29,7 @@ impl KernelCounters for FlowCounters {
         let Some(flow) = self.flow() else {
             return [0; 2];
         };
-        [0, 1].map(|side: usize| flow.past_sockets(side, self.next_byte[side].load(Relaxed)))
+        [0, 1].map(|side| flow.past_sockets(side))
     }
 
     fn moved_at(&self, now: Instant) -> Option<Instant> {

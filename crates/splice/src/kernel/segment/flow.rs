@@ -11,7 +11,7 @@
 //! The states and who changes them are in `bpf/segment/shared.h`.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -35,6 +35,9 @@ const OWNER_SILENT: Duration = Duration::from_secs(10);
 /// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/reset.h` says why.
 pub(super) const TIME_WAIT: Duration = Duration::from_millis(3200);
 
+/// The largest window, in bytes (RFC 7323, 2.3).
+const LARGEST_WINDOW: u64 = 1 << 30;
+
 /// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
 /// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
@@ -50,6 +53,8 @@ pub(crate) struct Flow {
     awake: AtomicBool,
     /// Connection tracking knew the connections when it was last asked, or was never asked.
     tracked: AtomicBool,
+    /// Each stream's first byte that the relay had not written when the change-over began.
+    next_byte: [AtomicU32; 2],
     /// When the flow ended.
     offered_at: OnceLock<Instant>,
 }
@@ -75,6 +80,7 @@ impl Flow {
             tuples,
             awake: AtomicBool::new(false),
             tracked: AtomicBool::new(true),
+            next_byte: [const { AtomicU32::new(0) }; 2],
             offered_at: OnceLock::new(),
         };
         let entry = flow.entry();
@@ -136,6 +142,9 @@ impl Flow {
 
     /// Starts Overlap: each stream goes through the sockets until they are empty.
     pub(super) fn overlap(&self, plan: &Translation) {
+        for (next_byte, plan) in self.next_byte.iter().zip(&plan.sides) {
+            next_byte.store(plan.next_byte, Relaxed);
+        }
         let sides = self.entry().side.iter().zip(self.change_over());
         for ((side, socket), plan) in sides.zip(&plan.sides) {
             for (word, value) in side.out.iter().zip(words(&plan.out)) {
@@ -178,16 +187,21 @@ impl Flow {
     /// a peer may send were forged or damaged. Nobody would ever acknowledge them, and a stream that goes
     /// through the sockets would wait for that.
     pub(super) fn catch_up(&self, found: &SegmentInspection) {
-        let sides = self.entry().side.iter().zip(self.change_over());
-        for ((side, own), socket) in sides.zip(&found.socket) {
-            side.raise_high_seq(socket.rcv_nxt);
-            raise(&side.high_ack, socket.snd_una);
-            raise(&side.edge, socket.snd_una.wrapping_add(socket.snd_wnd));
-            // A FIN takes one more.
-            side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
-            raise(&own.sent, socket.snd_nxt);
-            // The last ACK that the socket sent, in case the program missed it.
-            raise(&own.cut, socket.rcv_wup);
+        let have_left = [0, 1].map(|side| self.has_left_sockets(side));
+        for (at, socket) in found.socket.iter().enumerate() {
+            let (side, own) = (self.side(at), &self.change_over()[at]);
+            if !have_left[at] {
+                side.raise_high_seq(socket.rcv_nxt);
+                // A FIN takes one more.
+                side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
+                // The last ACK that the socket sent, in case the program missed it.
+                raise(&own.cut, socket.rcv_wup);
+            }
+            if !have_left[1 - at] {
+                raise(&side.high_ack, socket.snd_una);
+                raise(&side.edge, socket.snd_una.wrapping_add(socket.snd_wnd));
+                raise(&own.sent, socket.snd_nxt);
+            }
         }
     }
 
@@ -285,14 +299,16 @@ impl Flow {
         let soon = now + OWNER_SILENT.as_nanos() as u64 / 2;
         if entry.deadline_ns.load(Relaxed) < soon {
             let sides = entry.side.iter().zip(self.change_over());
-            for ((side, socket), promised) in sides.zip(promised) {
+            for (at, ((side, socket), promised)) in sides.zip(promised).enumerate() {
                 if side.timestamp_floor.load(Relaxed) != 0 {
                     raise(
                         &side.timestamp_floor,
                         side.standing_at(now, socket.clock.load(Relaxed)),
                     );
                 }
-                raise(&side.promised, promised);
+                if !self.has_left_sockets(at) {
+                    raise(&side.promised, promised);
+                }
             }
         }
         self.renew();
@@ -427,9 +443,9 @@ impl Flow {
         (0..2).all(|side| self.marks(side) & mark::FIN_ACKED != 0)
     }
 
-    /// How many bytes of this side's stream bypassed the sockets and were acknowledged. The stream was at
-    /// `next_byte` when the flow began.
-    pub(super) fn past_sockets(&self, side: usize, next_byte: u32) -> u64 {
+    /// How many bytes of this side's stream bypassed the sockets and were acknowledged.
+    pub(super) fn past_sockets(&self, side: usize) -> u64 {
+        let next_byte = self.next_byte[side].load(Relaxed);
         if !self.is_past(side) {
             return 0;
         }
@@ -440,6 +456,12 @@ impl Flow {
         let by_sockets = cut.max(border);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_sockets.into());
         past.saturating_sub(entry.has_acknowledged_end().into())
+    }
+
+    /// Whether this side's stream has left the sockets so far behind that nothing of what these know of it counts any more.
+    /// Their numbers even seem to lie ahead once two gigabytes have passed.
+    pub(super) fn has_left_sockets(&self, side: usize) -> bool {
+        self.past_sockets(side) > LARGEST_WINDOW
     }
 
     /// Ends the translation.

@@ -32,7 +32,8 @@ impl Way {
     ) -> Option<Self> {
         let (near, far) = (&found.socket[from], &found.socket[1 - from]);
         let acknowledged = flow.standing(1 - from).acknowledged;
-        if flow.is_past(from) && !is_behind(acknowledged, far.write_seq) {
+        let has_all = || flow.has_left_sockets(from) || !is_behind(acknowledged, far.write_seq);
+        if flow.is_past(from) && has_all() {
             let is_empty = stream.in_flight_bytes == 0 && near.copied_seq == near.rcv_nxt;
             return is_empty.then_some(Self::PastSockets);
         }

@@ -88,10 +88,11 @@ impl Flow {
         // By the same mark as the other socket's `acknowledged`. What the program has not heard was acknowledged by the
         // sockets.
         let delta = near.seq_delta.load(Relaxed);
-        let receive_next = sequence::later(
-            far.high_ack.load(Relaxed).wrapping_sub(delta),
-            self.change_over()[side].cut.load(Relaxed),
-        );
+        let mut receive_next = far.high_ack.load(Relaxed).wrapping_sub(delta);
+        if !self.has_left_sockets(side) {
+            let cut = self.change_over()[side].cut.load(Relaxed);
+            receive_next = sequence::later(receive_next, cut);
+        }
         let mut room_end = near.promised.load(Relaxed);
         if self.is_past(side) {
             room_end = sequence::later(room_end, far.edge.load(Relaxed).wrapping_sub(delta));

@@ -242,7 +242,6 @@ impl Segment {
         };
         self.change_over.prepare_overlap(&translation);
         reached("translatable");
-        self.counters.begin(&translation);
         flow.overlap(&translation);
         reached("overlap");
         self.change_over.begin_overlap();

@@ -55,6 +55,7 @@ mod crowd;
 mod damage;
 mod destroyed;
 mod forger;
+mod gigabytes;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
 mod hops;
