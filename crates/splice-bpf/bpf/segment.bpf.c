@@ -442,7 +442,7 @@ int segment_egress(struct __sk_buff *skb)
 		/* What the other peer says, in the sequence space of this connection */
 		ack = other->high_ack + other->ack_delta;
 		edge = other->edge + other->ack_delta;
-		if (!asks && after(s.ack, ack))
+		if (!asks && !is_distant(side) && after(s.ack, ack))
 			ack = s.ack;
 		s.strip_sack = 1;
 	} else {

@@ -927,6 +927,7 @@ pub mod segment_mark {
     pub const STRAYED: u32 = 4096;
     pub const CLOSED: u32 = 8192;
     pub const PROBES: u32 = 16384;
+    pub const DISTANT: u32 = 32768;
 }
 
 /// `enum segment_flag`.

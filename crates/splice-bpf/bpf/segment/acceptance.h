@@ -47,6 +47,19 @@ static __always_inline bool is_ack_acceptable(const struct segment *s, const str
 	return !after(s->ack + side->ack_delta, high_seq(other)) && !after(oldest, s->ack);
 }
 
+/*
+ * A stream has come far ahead of what its socket has promised, which would lie ahead again once two gigabytes have passed.
+ * Nothing of note is returned.
+ */
+__noinline int leave_socket(struct segment_side *side, struct segment_side *other)
+{
+	if (!side || !other)
+		return 0;
+	raise(&side->promised, other->edge - side->seq_delta);
+	add_marks(side, SEGMENT_DISTANT);
+	return 0;
+}
+
 /* Takes in what an acceptable segment says that came at @now_ns. */
 static __always_inline void learn(const struct segment *s, struct segment_flow *flow,
 				  struct segment_side *side, struct segment_side *other, __u64 now_ns)
@@ -65,9 +78,8 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 			add_marks(side, SEGMENT_GAP);
 		raise_high_seq(side, end);
 	}
-	/* Else it would lie ahead again once two gigabytes have passed. */
 	if (is_past(side) && after(end, side->promised + SEGMENT_ACK_REACH))
-		raise(&side->promised, other->edge - side->seq_delta);
+		leave_socket(side, other);
 	if (after(side->high_ack, side->first_ack + SEGMENT_ACK_REACH))
 		WRITE_ONCE(side->first_ack, side->high_ack - SEGMENT_ACK_REACH);
 }

@@ -32,6 +32,15 @@ static __always_inline bool is_past(const struct segment_side *side)
 	return marks(side) & SEGMENT_PAST;
 }
 
+/*
+ * What the relay's socket knows of this peer's stream says nothing any more of where that is: its numbers would seem to
+ * lie ahead once two gigabytes have passed.
+ */
+static __always_inline bool is_distant(const struct segment_side *side)
+{
+	return marks(side) & SEGMENT_DISTANT;
+}
+
 static __always_inline bool is_pure_ack(const struct segment *s)
 {
 	return !s->payload && !(s->flags & (SYN | FIN | RST));

@@ -153,7 +153,8 @@ static __always_inline bool was_translated(const struct segment_flow *flow, __u3
 	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns || !is_past(&flow->side[from & 1]))
 		return false;
 	change_over = change_over_of(slot);
-	return change_over && !after(socket_end(&change_over->side[from & 1]), seq);
+	return change_over && (is_distant(&flow->side[from & 1]) ||
+			       !after(socket_end(&change_over->side[from & 1]), seq));
 }
 
 /*

@@ -121,7 +121,7 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 		 * The socket has to hear until all that it has sent is acknowledged, or it sends it again.
 		 * Should a copy get lost, the answer to the retransmission is a pure ACK.
 		 */
-		if (is_pure_ack(s) || !is_past(other) || !after(heard, own_final))
+		if (is_pure_ack(s) || !is_past(other) || (!is_distant(other) && !after(heard, own_final)))
 			s->copy = COPY_ACK;
 	}
 
@@ -133,7 +133,7 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 		ack = other_socket->cut;
 		window = after(other_socket->room_end, ack) ? other_socket->room_end - ack : 0;
 		s->strip_sack = 1;
-	} else if (after(other_socket->cut, ack)) {
+	} else if (!is_distant(other) && after(other_socket->cut, ack)) {
 		/*
 		 * What the relay has acknowledged stays acknowledged. An older acknowledgement would
 		 * make the receiver discard the whole segment. The window ends where it ended.
@@ -145,7 +145,7 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	}
 	if (s->sack_clip) {
 		s->sack_floor += side->ack_delta;
-	} else {
+	} else if (!is_distant(other)) {
 		s->sack_clip = 1;
 		s->sack_floor = other_socket->cut;
 	}

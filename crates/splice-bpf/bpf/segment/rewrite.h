@@ -270,10 +270,15 @@ static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segmen
 {
 	const __u32 other = !(place->side & 1);
 	struct segment_change_over *change_over = change_over_of(place->flow);
+	const struct segment_side *past = &flow->side[other];
+	__u32 limit;
 
-	return change_over &&
-	       lower_ack(skb, tcp_offset(s), s->ack,
-			 socket_end(&change_over->side[other]) + flow->side[other].seq_delta);
+	if (!change_over)
+		return false;
+	limit = socket_end(&change_over->side[other]) + past->seq_delta;
+	if (is_distant(past))
+		return write_number(skb, tcp_offset(s), offsetof(struct tcphdr, ack_seq), s->ack, limit);
+	return lower_ack(skb, tcp_offset(s), s->ack, limit);
 }
 
 /*
@@ -449,7 +454,7 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 	if (is_past(side))
 		put_be32(&b->new[4], socket_end(&change_over->side[place->side & 1]));
 	/* All that a socket which sleeps has sent is acknowledged, however long ago. */
-	if (load_acquire(&flow->state) == SEGMENT_SPLICED || after(s->ack, own_final))
+	if (load_acquire(&flow->state) == SEGMENT_SPLICED || is_distant(other) || after(s->ack, own_final))
 		put_be32(&b->new[8], own_final);
 	if (reset)
 		b->new[13] = RST | ACK;

@@ -92,6 +92,7 @@ enum segment_mark {
 	SEGMENT_STRAYED = 4096,	/* they come by another device than before, or in a VLAN */
 	SEGMENT_CLOSED = 8192,	/* they get lost: the stack would not take them, or has no way to the other peer */
 	SEGMENT_PROBES = 16384,	/* the peer has asked for room that the other one does not have */
+	SEGMENT_DISTANT = 32768,	/* the peer's stream has gone past its socket for a gigabyte or more */
 };
 
 enum segment_flag {

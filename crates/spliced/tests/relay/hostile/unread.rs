@@ -16,7 +16,7 @@ use crate::peer::{End, Peer};
 const BYTES: u64 = 2 << 20;
 
 /// The client gets all of the other stream before the server reads its first byte.
-fn goes_on(stage: &Stage, change: impl FnOnce(&[Connection])) {
+pub(super) fn goes_on(stage: &Stage, change: impl FnOnce(&[Connection])) {
     let connect = || Peer::connect(stage.hop().address());
     let connection = Connection {
         client: stage.client().enter(connect).expect("entered"),
