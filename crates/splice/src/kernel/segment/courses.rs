@@ -49,7 +49,7 @@ impl Segment {
                 device: devices[side],
             }
         });
-        match Arc::clone(routing).admit(legs, waker) {
+        match Arc::clone(routing).admit(legs, self.asked.peers, waker) {
             Ok(routed) => self.routed = Some(routed),
             Err(why) => return refused(why),
         }

@@ -10,7 +10,7 @@ const NOT_NOTED: [Option<NotedSegment>; 2] = [None; 2];
 const MS: Duration = Duration::from_millis(1);
 
 fn watching() -> ChangeOver {
-    let mut change_over = ChangeOver::new(false);
+    let mut change_over = ChangeOver::new(Asked::default());
     change_over.begin_watching(COOKIES);
     change_over
 }

@@ -108,7 +108,10 @@ fn a_socket_with_a_traffic_class_is_refused() {
         let connected = Connected::new(client, [a, b], server);
         let (_client, _server, handle) = connected.join(&splicer, &by_name());
         let why = why_refused(&handle);
-        assert!(why.contains("B gives its packets a traffic class"), "{why}");
+        assert!(
+            why.contains("the connection with B gives its packets a traffic class"),
+            "{why}"
+        );
     }
 }
 
