@@ -48,7 +48,7 @@ impl Stage {
     fn run(namespace: Namespace, allow: &str, command: &mut Command) -> Self {
         let listener = namespace.enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 90)));
         // Other engines open files in the background.
-        let proxy = Proxy::start(
+        let proxy = Proxy::start_apart(
             &format!(
                 "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
                  [[listener.route]]\nsocks = {{ allow = [{allow}] }}"
@@ -279,8 +279,8 @@ fn without_descriptors_no_header_names_an_address_that_may_be_this_hosts() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let proxy = Proxy::run_in(
-        lab.relay(),
+    let mut command = lab.relay().command(BINARY);
+    let proxy = Proxy::start_apart(
         &format!(
             "[[listener]]\nname = \"l\"\naddress = \"{0}:0\"\nengine = \"copy\"\n\
              proxy_protocol = \"require\"\ntrusted = [\"{1}\"]\n\
@@ -288,6 +288,7 @@ fn without_descriptors_no_header_names_an_address_that_may_be_this_hosts() {
             Lab::RELAY_V4,
             Lab::CLIENT_V4,
         ),
+        command.env_remove("SPLICED_LOG"),
     );
     let address = proxy.address("l");
     let mut clients = [0; 2].map(|_| lab.client().enter(|| connect(&address)).expect("entered"));
@@ -319,7 +320,7 @@ fn nobody_reaches_an_address_that_may_be_this_hosts(forbidden: ForbiddenCall) {
     let Some(mut command) = forbidden.spliced(Process::command("perl")) else {
         return;
     };
-    let proxy = Proxy::start(
+    let proxy = Proxy::start_apart(
         "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
          [[listener.route]]\nsocks = { allow = [\"public:*\", \"127.0.0.1:90\"] }",
         &mut command,
