@@ -15,6 +15,7 @@ pub(crate) mod hostile;
 mod leaving;
 mod limits;
 mod logged;
+mod other_programs;
 mod peers;
 mod reload;
 mod reload_under_load;
