@@ -4,6 +4,9 @@
     reason = "the comments are the program's help, where [::1] is an address"
 )]
 
+#[cfg(test)]
+mod documented;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
