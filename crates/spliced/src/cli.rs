@@ -4,9 +4,6 @@
     reason = "the comments are the program's help, where [::1] is an address"
 )]
 
-#[cfg(test)]
-mod documented;
-
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 
-use super::Cli;
+use crate::cli::Cli;
 
 /// Fewer would mean that they are not found any more.
 const LEAST: usize = 80;
