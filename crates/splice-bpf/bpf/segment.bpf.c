@@ -321,6 +321,9 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
+	/* The relay's socket would send it as one of its own, without what its sender or a program before has set. */
+	skb->mark = 0;
+	skb->priority = 0;
 	count(SEGMENT_TRANSLATED);
 	if (forwarded)
 		return send_on(&s, at.side);

@@ -960,6 +960,7 @@ pub mod segment_socket_flag {
     pub const FILTERED: u32 = 4096;
     pub const POLICED: u32 = 8192;
     pub const CLASSED: u32 = 16384;
+    pub const EXTENDED: u32 = 32768;
 }
 
 /// `enum segment_tracked`.

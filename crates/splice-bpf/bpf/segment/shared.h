@@ -295,7 +295,8 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_RULED = 2048,	/* a rule of its namespace chooses routes by ports or protocols */
 	SEGMENT_SOCKET_FILTERED = 4096,	/* a BPF program of its control group sees its packets */
 	SEGMENT_SOCKET_POLICED = 8192,	/* its namespace has policies of IPsec */
-	SEGMENT_SOCKET_CLASSED = 16384,	/* IP_TOS, IPV6_TCLASS: its packets have a traffic class */
+	SEGMENT_SOCKET_CLASSED = 16384,	/* IP_TOS, IPV6_TCLASS, SO_PRIORITY: its packets have a class */
+	SEGMENT_SOCKET_EXTENDED = 32768,	/* a BPF program reads or writes TCP options of its segments */
 };
 
 /* What the kernel knows of one of the relay's sockets. */

@@ -86,10 +86,9 @@ pub(super) fn examine(
     cookies: &[u64; 2],
     asked: Asked,
 ) -> Result<(), Obstacle> {
-    let bypassed = if asked.bypasses_firewall {
-        has::FILTERED
-    } else {
-        0
+    let bypassed = match asked.bypasses_firewall {
+        true => has::FILTERED | has::EXTENDED,
+        false => 0,
     };
     for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
         // A socket that is no longer found may still hold bytes.
@@ -119,7 +118,8 @@ pub(super) fn examine(
             (has::BOUND, "is bound to a device or VRF"),
             (
                 has::CLASSED,
-                "gives its packets a traffic class (IP_TOS, IPV6_TCLASS), which translated segments have not",
+                "gives its packets a traffic class or priority (IP_TOS, IPV6_TCLASS, SO_PRIORITY), which translated \
+                 segments have not",
             ),
             (
                 has::RULED,
@@ -130,6 +130,11 @@ pub(super) fn examine(
                 "uses accurate ECN (net.ipv4.tcp_ecn below 3 turns it off)",
             ),
             (has::FILTERED, FILTERED),
+            (
+                has::EXTENDED,
+                "has TCP options that a BPF program of its control group reads or writes (sock_ops), which translated \
+                 segments bypass",
+            ),
         ] {
             if socket.flags & bit & !bypassed != 0 {
                 return refused(format!("the connection with {peer} {what}"));

@@ -211,7 +211,7 @@ impl Segment {
     }
 
     /// Sets the sockets as they were before they slept.
-    fn restore_timers(&mut self, ends: [&Endpoint; 2]) {
+    pub(super) fn restore_timers(&mut self, ends: [&Endpoint; 2]) {
         if let Some(peers) = self.peers.take() {
             peers.restore(ends);
         }

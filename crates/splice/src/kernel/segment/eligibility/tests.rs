@@ -34,6 +34,7 @@ fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
         // Linux 6.18 knows accurate ECN and does not negotiate it (`net.ipv4.tcp_ecn` takes no 3).
         (has::COUNTS_ECN, "accurate ECN"),
         (has::FILTERED, "control group"),
+        (has::EXTENDED, "sock_ops"),
     ] {
         for (socket, peer) in [(0, "A "), (1, "B ")] {
             let why = refusal(|found| found.socket[socket].flags |= bit);
@@ -46,7 +47,7 @@ fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
 #[test]
 fn a_control_group_filter_is_no_obstacle_where_packet_filters_are_bypassed() {
     let mut found = pair();
-    found.socket[0].flags |= has::FILTERED;
+    found.socket[0].flags |= has::FILTERED | has::EXTENDED;
     assert_eq!(examine(&found, &COOKIES, PAST_FIREWALL), Ok(()));
     found.socket[0].flags |= has::MARKED;
     assert!(matches!(
