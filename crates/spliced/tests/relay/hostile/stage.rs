@@ -84,6 +84,21 @@ impl Stage {
         Self::run(engine, family, &[], |lab| Some(Hops::behind(lab)), case);
     }
 
+    /// The same, where something is done before the relay runs.
+    pub(super) fn routed_after(
+        prepare: impl FnOnce(&Lab),
+        engine: &str,
+        family: Family,
+        case: impl FnOnce(&Self),
+    ) {
+        let hops = |lab: &Lab| {
+            let hops = Hops::behind(lab);
+            prepare(lab);
+            Some(hops)
+        };
+        Self::run(engine, family, &[], hops, case);
+    }
+
     fn run(
         engine: &str,
         family: Family,
