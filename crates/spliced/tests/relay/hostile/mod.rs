@@ -48,6 +48,7 @@ macro_rules! with_each_engine {
 
 mod another_device;
 mod bad_network;
+mod big_packets;
 mod bad_network_time;
 mod bit_error;
 mod connection;
