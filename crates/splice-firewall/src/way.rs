@@ -350,6 +350,46 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_route_tells_how_long_packets_may_be() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("ways").expect("a namespace");
+        ip(
+            &here,
+            &[
+                "link add one type veth peer name two",
+                "addr add 198.18.1.1/24 dev one",
+                "-6 addr add 2001:2:0:1::1/64 dev one nodad",
+                "link set one up",
+                "link set two up",
+            ],
+        );
+        let mut ways = here.enter(Ways::new).expect("entered").expect("netlink");
+        for (ends, route) in [
+            (
+                ends("198.18.1.1", "198.18.9.9"),
+                "route replace 198.18.9.9 via 198.18.1.8 dev one",
+            ),
+            (
+                ends("2001:2:0:1::1", "2001:2:0:9::9"),
+                "-6 route replace 2001:2:0:9::9 via 2001:2:0:1::8 dev one",
+            ),
+        ] {
+            for (metrics, mtu) in [
+                ("", None),
+                (" mtu 1400", Some(1400)),
+                (" mtu lock 1300", Some(1300)),
+                (" advmss 1300", None),
+            ] {
+                ip(&here, &[&format!("{route}{metrics}")]);
+                let found = ways.out(&ends).expect("an answer").expect("a route");
+                assert_eq!(found.mtu, mtu, "{route}{metrics}");
+            }
+        }
+    }
+
     /// What leaves by a given device goes to the next hop there.
     #[test]
     fn a_way_by_a_device_is_told_apart() {

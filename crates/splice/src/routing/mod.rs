@@ -16,11 +16,14 @@
 //!
 //! A closed way loses what the stack would lose, and does not end a connection: who has sent it sends it again.
 //!
+//! A way is another one as well if its route has become too narrow for what the peers may send: the stack would send
+//! shorter segments, and nobody here can.
+//!
 //! The crate `splice-firewall` asks the kernel. A thread hears of changes (`watch`).
 
 mod watch;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -49,6 +52,8 @@ struct State {
     policies: std::result::Result<Policies, String>,
     /// The devices that are ports of others.
     ports: HashSet<u32>,
+    /// How long packets of IPv6 may be on devices by which pairs send, where that is less than their MTU.
+    ipv6_mtus: HashMap<u32, u32>,
     pairs: Slab<Arc<RoutedPair>>,
 }
 
@@ -67,6 +72,8 @@ pub(crate) struct Leg {
     pub(crate) ends: Ends,
     /// The device to which its segments are redirected.
     pub(crate) device: u32,
+    /// How long the packets are that leave here, at most, in bytes: what the other peer was told to send.
+    pub(crate) longest: u32,
 }
 
 /// How a pair may go on.
@@ -101,6 +108,8 @@ struct Found {
     outgoing: Option<&'static str>,
     /// Why those that leave do not take the way of those that are redirected.
     moved: Option<&'static str>,
+    /// Why they may be too long.
+    narrow: Option<&'static str>,
 }
 
 impl Routing {
@@ -119,6 +128,7 @@ impl Routing {
             state: Mutex::new(State {
                 policies: watch.read_policies(),
                 ports: watch.read_ports().context("cannot list the devices")?,
+                ipv6_mtus: HashMap::new(),
                 pairs: Slab::new(),
             }),
             stop,
@@ -138,7 +148,7 @@ impl Routing {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches a pair.
+    /// Watches a pair. If its route has become too narrow since it was connected, it is moved already.
     ///
     /// # Errors
     /// Why its segments may not bypass the stack.
@@ -180,6 +190,10 @@ impl Routing {
             if let Some(why) = found.incoming.or(found.outgoing).or(found.moved) {
                 return Err(format!("the connection with {peer} {why}"));
             }
+            let narrow = found
+                .narrow
+                .map(|why| format!("the connection with {peer} {why}"));
+            course.moved = course.moved.take().or(narrow);
         }
         course.is_routed = true;
         drop(course);
@@ -188,7 +202,7 @@ impl Routing {
 
     /// What the stack would do with the segments of one connection, of which some may be known to have come in just now.
     fn find(&self, leg: &Leg, comes_in: bool) -> io::Result<Found> {
-        let Leg { ends, device } = leg;
+        let Leg { ends, device, .. } = leg;
         let mut ways = self.ways();
         let way = match comes_in {
             false => ways.of(ends, *device)?,
@@ -236,11 +250,21 @@ impl Routing {
         Ok(found)
     }
 
-    /// Adds what the policies of IPsec and other devices do with a connection.
+    /// Adds what the policies of IPsec and devices do with a connection.
     fn apply_state(&self, leg: &Leg, found: &mut Found) {
-        let Leg { ends, device } = leg;
+        let Leg { ends, device, .. } = leg;
         let out_device = found.route.map_or(*device, |route| route.device);
         let state = self.state();
+        let of_device = || {
+            let mtu = state.ipv6_mtus.get(&out_device);
+            mtu.copied().filter(|_| ends.peer.is_ipv6())
+        };
+        let mtu = found.route.and_then(|route| route.mtu).or_else(of_device);
+        if mtu.is_some_and(|mtu| mtu < leg.longest) {
+            found.narrow = Some(
+                "is reached by a route whose MTU is smaller than what the other peer may send (ip route get)",
+            );
+        }
         // A bridge takes what comes in on its port, and what that is subject to there is not known here.
         if state.ports.contains(device) {
             found.moved = Some("is reached over a port of another device (bridge, bond)");
@@ -296,7 +320,8 @@ impl Routing {
             for (from, why) in [(at, found.incoming), (1 - at, found.outgoing)] {
                 now.closed[from] = now.closed[from].take().or_else(|| why.map(words));
             }
-            now.moved = now.moved.take().or_else(|| found.moved.map(words));
+            let why = found.moved.or(found.narrow);
+            now.moved = now.moved.take().or_else(|| why.map(words));
             now.is_routed &= found.comes_in && found.outgoing.is_none();
             if let Some(route) = found.route {
                 now.devices[at] = route.device;

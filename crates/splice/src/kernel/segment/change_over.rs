@@ -67,7 +67,7 @@ const IDLE: Duration = Duration::from_millis(16);
 const LAST_ACK_WITHIN: Duration = Duration::from_millis(250);
 
 /// Why the engine declines a pair one of whose streams is closed.
-pub(super) const ENDED_BEFORE: &str = "segment: a stream had ended before it was taken";
+pub(super) const ENDED_BEFORE: &str = "a stream had ended before it was taken";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -91,8 +91,8 @@ pub(super) struct Stream {
 pub(super) enum Progress {
     /// User space goes on copying; look again after this long.
     Copying(Duration),
-    /// The pair stays in user space: one of its streams has ended.
-    Declined(&'static str),
+    /// The pair stays in user space: one of its streams has ended, or its way has changed.
+    Declined(Cow<'static, str>),
     /// The pair stays in user space: the engine does not take pairs of this kind.
     Refused(Cow<'static, str>),
     /// The sockets sleep; look again after this long.
@@ -194,16 +194,17 @@ impl ChangeOver {
     ) -> Watched {
         // A peer whose stream has ended may send nothing more that the program could see.
         if !self.finds_both(found) || found.socket.iter().any(has_ended) {
-            return Watched::Stays(Progress::Declined(ENDED_BEFORE));
+            return Watched::Stays(Progress::Declined(ENDED_BEFORE.into()));
         }
         match examine(found, &self.cookies, self.asked) {
             Err(Obstacle::Refused(why)) => return Watched::Stays(Progress::Refused(why)),
-            Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE)),
+            Err(Obstacle::Narrow(why)) => return Watched::Stays(Progress::Declined(why)),
+            Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE.into())),
             Err(Obstacle::NotNow) | Ok(()) => {}
         }
         if !self.asked.bypasses_firewall && !is_admitted {
             let why = "its route has changed since the packet filters were asked";
-            return Watched::Stays(Progress::Refused(why.into()));
+            return Watched::Stays(Progress::Declined(why.into()));
         }
         for side in Side::BOTH {
             let noted = noted[side.index()];

@@ -17,6 +17,9 @@ use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTu
 pub(crate) enum Obstacle {
     /// It never can.
     Refused(Cow<'static, str>),
+    /// A path has become too narrow since the connections were made. That is the network's doing, so the pair goes on by
+    /// its sockets, as one does that has changed over before.
+    Narrow(Cow<'static, str>),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
     /// A stream has come to its end.
@@ -160,30 +163,28 @@ pub(super) fn examine(
     if (a.flags ^ b.flags) & has::TIMESTAMPS != 0 {
         return refused("only one of the two connections has TCP timestamps");
     }
-    let headers = if is_ipv4(&found.tuple[0]) {
-        HEADERS_V4_BYTES
-    } else {
-        HEADERS_V6_BYTES
-    };
     for from in Side::BOTH {
         let sender = &found.socket[from.index()];
         let receiver = &found.socket[from.other().index()];
-        let fits = mss_of_peer(found, from.other()).min(receiver.path_mtu.saturating_sub(headers));
-        // The socket notes what it has announced without the room for timestamps
-        // (`tcp_create_openreq_child`, `tcp_rcv_synsent_state_process`).
-        let timestamp_bytes = if sender.flags & has::TIMESTAMPS != 0 {
-            TIMESTAMP_BYTES
-        } else {
-            0
-        };
-        let announced = sender.announced_mss + timestamp_bytes;
-        if announced > fits {
+        let announced = announced_to_peer(sender);
+        let takes = mss_of_peer(found, from.other());
+        if announced > takes {
             return refused(format!(
-                "{} may send segments of {announced} bytes, but {} takes {fits}; --engine segment \
+                "{} may send segments of {announced} bytes, but {} takes {takes}; --engine segment \
                  (SegmentSize) announces what fits",
                 asked.peers.of(from),
                 asked.peers.of(from.other()),
             ));
+        }
+        let packet = longest_packet(found, from);
+        if packet > receiver.path_mtu {
+            let why = format!(
+                "{} may send packets of {packet} bytes, and the path to {} takes {}",
+                asked.peers.of(from),
+                asked.peers.of(from.other()),
+                receiver.path_mtu
+            );
+            return Err(Obstacle::Narrow(why.into()));
         }
         // A window is announced in steps of the scale that the relay once chose.
         let step = 1u32 << sender.own_scale;
@@ -198,6 +199,27 @@ pub(super) fn examine(
         }
     }
     Ok(())
+}
+
+/// The MSS that a socket has announced. It notes that without the room for timestamps (`tcp_create_openreq_child`,
+/// `tcp_rcv_synsent_state_process`).
+fn announced_to_peer(socket: &SegmentSocket) -> u32 {
+    let timestamp_bytes = if socket.flags & has::TIMESTAMPS != 0 {
+        TIMESTAMP_BYTES
+    } else {
+        0
+    };
+    socket.announced_mss + timestamp_bytes
+}
+
+/// How long the packets of a side's peer are, at most, in bytes.
+pub(super) fn longest_packet(found: &SegmentInspection, from: Side) -> u32 {
+    let headers = if is_ipv4(&found.tuple[from.index()]) {
+        HEADERS_V4_BYTES
+    } else {
+        HEADERS_V6_BYTES
+    };
+    announced_to_peer(&found.socket[from.index()]) + headers
 }
 
 /// The MSS that a peer has announced. The socket notes no more than its own `TCP_MAXSEG`

@@ -42,8 +42,12 @@ impl Segment {
         }
         match self.change_over.phase() {
             Phase::New | Phase::Watching => {
-                if let Some(why) = self.why_not_bypassing() {
+                if let Some(why) = self.why_revoked() {
                     return Turn::Refused(format!("segment: {why}").into());
+                }
+                // It is not reset for that, as little as one that has changed over.
+                if let Some(why) = self.why_moved() {
+                    return declined(&why);
                 }
                 if self.is_closed() {
                     let pause = Next::watching(Watch::Stream);
@@ -68,7 +72,7 @@ impl Segment {
         let mut next = Next::watching(Watch::Stream);
         match progress {
             Progress::Copying(pause) => next.look_at = Some(pair.now + pause),
-            Progress::Declined(why) => return Turn::Declined(why.into()),
+            Progress::Declined(why) => return declined(&why),
             Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
             Progress::Spliced(pause) => {
                 next.watch = Watch::Ends;
@@ -104,20 +108,21 @@ impl Segment {
         }
         let mut directions = pair.directions.iter();
         if directions.any(|direction| direction.is_ending()) {
-            return Err(Turn::Declined(ENDED_BEFORE.into()));
+            return Err(declined(ENDED_BEFORE));
         }
         let begun = match pair.byte_limit {
             Some(_) => refused("a byte limit is set"),
             None => self.begin(pair.ends, pair.waker),
         };
         begun.map_err(|obstacle| match obstacle {
-            Obstacle::Ended => Turn::Declined(ENDED_BEFORE.into()),
+            Obstacle::Ended => declined(ENDED_BEFORE),
             Obstacle::NotNow => {
                 let at = pair.now + ATTACHING_PAUSE;
                 self.begins_at = Some(at);
                 wait_until(at)
             }
             Obstacle::Refused(why) => Turn::Refused(format!("segment: {why}").into()),
+            Obstacle::Narrow(why) => declined(&why),
         })
     }
 
@@ -142,7 +147,7 @@ impl Segment {
         examine(&found, &cookies, self.asked)?;
         let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
         self.ask_packet_filters(ends, addresses, &tuples, &found, waker())?;
-        self.ask_routing(ends, addresses, devices, waker())?;
+        self.ask_routing(ends, addresses, &found, waker())?;
         for device in devices {
             self.ensure_attached(device)?;
         }
@@ -386,6 +391,10 @@ fn noted_segment(flow: &Flow, side: usize) -> Option<NotedSegment> {
         ack: entry.high_ack.load(Relaxed),
         hops: noted.seen_hops.load(Relaxed),
     })
+}
+
+fn declined(why: &str) -> Turn {
+    Turn::Declined(format!("segment: {why}").into())
 }
 
 fn not_inspected(errno: Errno) -> String {

@@ -93,12 +93,18 @@ impl Site<'_> {
     }
 
     pub(super) fn restore_route(&self) {
-        self.ip(&format!(
-            "route replace {} via {} dev {}",
-            self.network(),
-            self.router(),
-            self.device()
-        ));
+        self.use_route("");
+    }
+
+    /// The route to the network of the peer, with these attributes as well.
+    pub(super) fn use_route(&self, attributes: &str) {
+        self.ip(&format!("route replace {}{attributes}", self.way()));
+    }
+
+    /// That network, and how the relay's host reaches it.
+    pub(super) fn way(&self) -> String {
+        let (network, router) = (self.network(), self.router());
+        format!("{network} via {router} dev {}", self.device())
     }
 
     fn router_host(&self) -> &Namespace {

@@ -135,6 +135,21 @@ impl Stage {
         Self::run(&start, |lab| Some(Hops::behind(lab)), case);
     }
 
+    /// The same, where something is done before the relay runs.
+    pub(super) fn routed_after(
+        prepare: impl FnOnce(&Lab),
+        engine: &str,
+        family: Family,
+        case: impl FnOnce(&Self),
+    ) {
+        let hops = |lab: &Lab| {
+            let hops = Hops::behind(lab);
+            prepare(lab);
+            Some(hops)
+        };
+        Self::run(&Start::with(engine, family), hops, case);
+    }
+
     fn run(start: &Start<'_>, hops: impl FnOnce(&Lab) -> Option<Hops>, case: impl FnOnce(&Self)) {
         if available(Need::Root) && available(Need::Ss) {
             let lab = Lab::new().expect("a lab");
