@@ -60,7 +60,11 @@ mod forger;
 mod hops;
 mod icmp;
 mod icmp_forgery;
+#[allow(dead_code, reason = "the tests of the engine ask for more")]
+#[path = "../../../../splice/tests/support/ip_forms.rs"]
+mod ip_forms;
 mod ipsec;
+mod malformed;
 mod no_room;
 mod path_mtu;
 mod path_mtu_time;
@@ -78,3 +82,4 @@ mod turmoil;
 mod unread;
 mod untranslated;
 mod vanish;
+mod wire;
