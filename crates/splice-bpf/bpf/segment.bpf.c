@@ -153,7 +153,7 @@ int segment_ingress(struct __sk_buff *skb)
 	int begun, verdict;
 
 	if (!parse(skb, &s)) {
-		verdict = give_back(skb);
+		verdict = give_back(skb, &s);
 		return verdict == NEXT ? pass_error(skb) : verdict;
 	}
 	/* Every segment of the host is looked up: without forwarding, that is one look-up, and no call. */

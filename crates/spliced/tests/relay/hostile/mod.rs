@@ -64,7 +64,11 @@ mod group_programs;
 mod hops;
 mod icmp;
 mod icmp_forgery;
+#[allow(dead_code, reason = "the tests of the engine ask for more")]
+#[path = "../../../../splice/tests/support/ip_forms.rs"]
+mod ip_forms;
 mod ipsec;
+mod malformed;
 mod no_room;
 mod one_end;
 mod path_mtu;
@@ -88,4 +92,5 @@ mod turmoil;
 mod unread;
 mod untranslated;
 mod vanish;
+mod wire;
 mod within_a_second;
