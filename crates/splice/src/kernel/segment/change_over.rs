@@ -198,7 +198,7 @@ impl ChangeOver {
         }
         match examine(found, &self.cookies, self.asked) {
             Err(Obstacle::Refused(why)) => return Watched::Stays(Progress::Refused(why)),
-            Err(Obstacle::Narrow(why)) => return Watched::Stays(Progress::Declined(why)),
+            Err(Obstacle::Network(why)) => return Watched::Stays(Progress::Declined(why)),
             Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE.into())),
             Err(Obstacle::NotNow) | Ok(()) => {}
         }

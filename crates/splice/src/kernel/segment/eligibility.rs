@@ -17,9 +17,9 @@ use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTu
 pub(crate) enum Obstacle {
     /// It never can.
     Refused(Cow<'static, str>),
-    /// A path has become too narrow since the connections were made. That is the network's doing, so the pair goes on by
-    /// its sockets, as one does that has changed over before.
-    Narrow(Cow<'static, str>),
+    /// A path has become too narrow since the connections were made, or there is no route now. That is the network's doing,
+    /// so the pair goes on by its sockets, as one does that has changed over before.
+    Network(Cow<'static, str>),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
     /// A stream has come to its end.
@@ -143,6 +143,11 @@ pub(super) fn examine(
                 return refused(format!("the connection with {peer} {what}"));
             }
         }
+        // The socket asks for its route when it sends.
+        if socket.out_device == 0 {
+            let why = format!("the connection with {peer} has no route now");
+            return Err(Obstacle::Network(why.into()));
+        }
         if !matches!(socket.out_type, ARPHRD_ETHER | ARPHRD_LOOPBACK) {
             return refused(format!(
                 "{peer} is reached over a device of type {} without Ethernet headers",
@@ -184,7 +189,7 @@ pub(super) fn examine(
                 asked.peers.of(from.other()),
                 receiver.path_mtu
             );
-            return Err(Obstacle::Narrow(why.into()));
+            return Err(Obstacle::Network(why.into()));
         }
         // A window is announced in steps of the scale that the relay once chose.
         let step = 1u32 << sender.own_scale;

@@ -122,7 +122,7 @@ impl Segment {
                 wait_until(at)
             }
             Obstacle::Refused(why) => Turn::Refused(format!("segment: {why}").into()),
-            Obstacle::Narrow(why) => declined(&why),
+            Obstacle::Network(why) => declined(&why),
         })
     }
 

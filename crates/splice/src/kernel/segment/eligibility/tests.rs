@@ -86,7 +86,7 @@ fn segments_that_do_not_fit_on_the_path_stay_with_the_sockets() {
             found.socket[side].path_mtu = mtu;
             match examine(&found, &COOKIES, Asked::default()) {
                 Ok(()) => assert!(fits),
-                Err(Obstacle::Narrow(why)) => assert!(!fits && why.contains("1459"), "{why}"),
+                Err(Obstacle::Network(why)) => assert!(!fits && why.contains("1459"), "{why}"),
                 other => panic!("{other:?}"),
             }
         }
@@ -102,6 +102,17 @@ fn a_window_too_small_for_the_steps_it_is_announced_in_is_refused() {
         found.socket[1].largest_window = 32_767;
     });
     assert!(why.contains("16384"), "{why}");
+}
+
+#[test]
+fn a_socket_without_a_route_keeps_its_pair() {
+    let mut found = pair();
+    found.socket[1].out_device = 0;
+    found.socket[1].out_type = 0;
+    match examine(&found, &COOKIES, Asked::default()) {
+        Err(Obstacle::Network(why)) => assert!(why.contains("B has no route"), "{why}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
