@@ -73,6 +73,7 @@ mod reset;
 mod routes;
 mod segment;
 mod shaping;
+mod shown;
 mod site;
 mod spray;
 mod stage;
