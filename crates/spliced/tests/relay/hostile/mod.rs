@@ -80,6 +80,7 @@ mod route_mtu;
 mod routes;
 mod segment;
 mod shaping;
+mod shown;
 mod site;
 mod spray;
 mod stage;

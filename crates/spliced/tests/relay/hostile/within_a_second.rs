@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use netlab::{Lab, Need, available};
+use netlab::{Lab, Need, available, present};
 use splice_bpf::{AttachMode, DeviceLink, Traffic, load, objects};
 
 use super::connection::Side;
@@ -83,6 +83,20 @@ fn a_rule_of_iptables_legacy(stage: &Stage) {
     let rule = format!("INPUT -p tcp --dport {} -j DROP", port(stage));
     let change = |how: &str| words(stage, program, &format!("{how} {rule}"));
     obeyed(stage, Then::GoesBack, || change("-A"), |()| change("-D"));
+}
+
+/// A BPF program at a hook of netfilter.
+fn a_program_of_netfilter(stage: &Stage) {
+    let object = load("netfilter_link", objects::NETFILTER_LINK, |_| Ok(()));
+    let missing = object.as_ref().err().map(ToString::to_string);
+    if !present("netfilter-link", missing) {
+        return;
+    }
+    let object = object.expect("loaded");
+    let hook = libbpf_rs::NF_INET_LOCAL_IN;
+    let attach = || object.attach_to_netfilter("netfilter_drop", hook, -77);
+    let apply = || stage.lab().relay().enter(attach).expect("entered");
+    obeyed(stage, Then::GoesBack, apply, drop);
 }
 
 /// The object with programs of others that drop everything.
@@ -308,6 +322,7 @@ copied_and_spliced!(a_rule, each_family);
 copied_and_spliced!(an_address, each_family);
 copied_and_spliced!(a_policy_of_ipsec, each_family);
 copied_and_spliced!(a_device);
+copied_and_spliced!(a_program_of_netfilter);
 copied_and_spliced!(a_tc_filter_for_what_comes_in);
 copied_and_spliced!(a_tc_filter_for_what_leaves);
 copied_and_spliced!(a_tc_program_behind_the_relays);
