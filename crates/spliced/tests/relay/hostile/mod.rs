@@ -69,6 +69,7 @@ mod no_room;
 mod path_mtu;
 mod path_mtu_time;
 mod patience;
+mod port_reuse;
 mod reset;
 mod routes;
 mod segment;
