@@ -32,6 +32,7 @@ enum segment_reason {
 	SEGMENT_DAMAGED,	/* translated, though its checksum is wrong: nothing is learned from it */
 	SEGMENT_UNACCEPTABLE,	/* translated, though its receiver will not take it: the same */
 	SEGMENT_HELD_BACK,	/* dropped: the relay's sockets take the connection up again at this moment */
+	SEGMENT_CHALLENGED,	/* answered: a SYN on a connection that lives */
 	SEGMENT_NO_WAY,		/* dropped: the stack would not take it from its sender now, or has no way to its receiver */
 	SEGMENT_REASONS,
 };

@@ -260,7 +260,8 @@ _Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one c
 
 /* Of the flow with the same index: ICMP errors are rare, and take no room in it. */
 struct segment_errors {
-	__u32 until[2];		/* how far the errors that each peer got have used up its share; in ticks */
+	__u32 until[2];		/* how far the errors that each peer got have used up its share; in ticks. Of a pair:
+				   when each may be challenged again */
 };
 
 /* Shared by all flows. */

@@ -74,6 +74,7 @@ mod one_end;
 mod path_mtu;
 mod path_mtu_time;
 mod patience;
+mod port_reuse;
 mod relay_group;
 mod reset;
 mod route_mtu;

@@ -145,6 +145,13 @@ impl Scene {
         fed.expect("entered").expect("run")
     }
 
+    /// The same, and what the frame becomes.
+    pub(super) fn feed_through(&self, from: usize, frame: &[u8]) -> (i32, Vec<u8>) {
+        let (relay, device) = (self.lab.relay(), self.devices[from]);
+        let fed = relay.enter(|| self.datapath.feed_through(device, frame));
+        fed.expect("entered").expect("run")
+    }
+
     /// Has a pair go back for what `side`'s peer seems to have sent.
     fn send_back(&self, joined: &Joined, side: usize, form: Form) {
         let frame = form.of(&self.next(joined, side).expect("it is spliced"));

@@ -1,6 +1,7 @@
 //! Tests of the engine, in network namespaces of their own.
 
 mod acceptance;
+mod anew;
 mod back_from_overlap;
 #[path = "../../../../tests/support/bad_path.rs"]
 mod bad_path;
