@@ -50,6 +50,7 @@ mod another_device;
 mod bad_network;
 mod bad_network_time;
 mod bit_error;
+mod carried;
 mod connection;
 mod crowd;
 mod damage;
