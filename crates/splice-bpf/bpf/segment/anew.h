@@ -123,7 +123,11 @@ __noinline int begin_anew(struct __sk_buff *skb, struct segment *s, struct segme
 	state = load_acquire(&flow->state);
 	is_first = (s->flags & (SYN | ACK | RST)) == SYN;
 	if (state == SEGMENT_SPLICED && is_first) {
-		/* It has reset the connection, where its receiver may have accepted that. */
+		if ((marks(side) | marks(other)) & SEGMENT_CLOSED) {
+			count(SEGMENT_NO_WAY);
+			return DROP;
+		}
+		/* Else it has reset the connection, where its receiver may have accepted that. */
 		if (!(marks(side) & SEGMENT_DOUBTED))
 			return may_challenge(place->flow, place->side) ? challenge(skb, s, side, other) : DROP;
 		add_marks(side, SEGMENT_RST);

@@ -6,7 +6,6 @@ const IPV6_BYTES: usize = 40;
 /// Of a header without options.
 const TCP_BYTES: usize = 20;
 
-pub(crate) const TCP: u8 = 6;
 pub(crate) const HOP_BY_HOP: u8 = 0;
 pub(crate) const ROUTING: u8 = 43;
 pub(crate) const FRAGMENT: u8 = 44;
@@ -205,12 +204,13 @@ pub(crate) fn with_options(packet: &[u8], options: &[u8]) -> Vec<u8> {
     with_length(packet, 0)
 }
 
-/// Puts extension headers into a plain IPv6 packet: the kind and the content of each.
+/// Puts extension headers before all others of an IPv6 packet: the kind and the content of each.
 pub(crate) fn behind(packet: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
+    let last = packet[6];
     let mut extension = Vec::new();
     for (index, (kind, content)) in headers.iter().enumerate() {
         assert_eq!((content.len() + 2) % 8, 0);
-        let next = headers.get(index + 1).map_or(TCP, |(kind, _)| *kind);
+        let next = headers.get(index + 1).map_or(last, |(kind, _)| *kind);
         // That of a fragment is reserved.
         let length = match *kind {
             FRAGMENT => 0,
@@ -220,7 +220,7 @@ pub(crate) fn behind(packet: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
         extension.extend(*content);
     }
     let mut packet = packet.to_vec();
-    packet[6] = headers.first().map_or(TCP, |(kind, _)| *kind);
+    packet[6] = headers.first().map_or(last, |(kind, _)| *kind);
     let at = IPV6_BYTES;
     packet.splice(at..at, extension);
     with_length(packet, 0)

@@ -51,6 +51,7 @@ mod bad_network;
 mod bad_network_time;
 mod big_packets;
 mod bit_error;
+mod carried;
 mod clock;
 mod connection;
 mod crowd;
