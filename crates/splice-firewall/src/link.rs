@@ -67,14 +67,26 @@ mod message {
 /// `IFLA_*` (linux/if_link.h).
 mod ifla {
     pub(super) const NAME: u16 = 3;
+    pub(super) const MTU: u16 = 4;
     pub(super) const LINK: u16 = 5;
     pub(super) const MASTER: u16 = 10;
     pub(super) const INFO: u16 = 18;
+    pub(super) const FAMILIES: u16 = 26;
+    pub(super) const EXTENT: u16 = 29;
     pub(super) const LINK_NAMESPACE: u16 = 37;
     pub(super) const XDP: u16 = 43;
     pub(super) const INFO_KIND: u16 = 1;
     pub(super) const XDP_ATTACHED: u16 = 2;
 }
+
+/// `RTEXT_FILTER_SKIP_STATS`.
+const WITHOUT_STATISTICS: u32 = 1 << 3;
+
+/// `AF_INET6` among what the protocols tell of a device, its settings there (`IFLA_INET6_CONF`), and the place of the MTU
+/// among these (`DEVCONF_MTU6`).
+const IPV6: u16 = 10;
+const IPV6_SETTINGS: u16 = 2;
+const IPV6_MTU: usize = 2;
 
 /// `TCA_KIND` and `TCA_OPTIONS`.
 const KIND: u16 = 1;
@@ -141,6 +153,29 @@ impl Links {
                     .is_some_and(|attached| attached != 0),
             })
         })
+    }
+
+    /// How long packets of IPv6 may be on a device where that is less than its own MTU, as routers advertise it (RFC 4861,
+    /// 4.6.4) or `net.ipv6.conf.NAME.mtu` says.
+    ///
+    /// # Errors
+    /// Of the request, and if the device is gone.
+    pub fn ipv6_mtu(&mut self, device: u32) -> io::Result<Option<u32>> {
+        let mut header = LINK_HEADER;
+        header[4..8].copy_from_slice(&device.to_ne_bytes());
+        let asked = attribute(ifla::EXTENT, &WITHOUT_STATISTICS.to_ne_bytes());
+        let mut mtu = None;
+        let take = |_: &[u8], link: Attributes<'_>| {
+            let ipv6 = link.nested(ifla::FAMILIES).and_then(|of| of.nested(IPV6));
+            let settings = ipv6.and_then(|ipv6| ipv6.bytes(IPV6_SETTINGS));
+            let (values, _) = settings.unwrap_or_default().as_chunks::<4>();
+            mtu = values.get(IPV6_MTU).map(|mtu| u32::from_ne_bytes(*mtu));
+            let of_device = link.native_u32(ifla::MTU).unwrap_or(u32::MAX);
+            mtu = mtu.filter(|mtu| *mtu < of_device);
+        };
+        let answer = (self.0).get_route(message::GET_LINK, &header, &asked, take);
+        answer.map_err(system)?;
+        Ok(mtu)
     }
 
     /// The queueing disciplines of all devices.
@@ -283,5 +318,30 @@ fn system(error: DumpError) -> io::Error {
         DumpError::Changed => io::Error::other("the devices change faster than they can be read"),
         DumpError::System(error) => error,
         DumpError::Answer(errno) => errno.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlab::{Namespace, Need, available};
+
+    use super::*;
+
+    #[test]
+    fn the_mtu_of_ipv6_may_be_smaller_than_that_of_the_device() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("links").expect("a namespace");
+        let mut links = here.enter(Links::new).expect("entered").expect("netlink");
+        let all = links.all().expect("the devices");
+        let lo = all.iter().find(|link| link.device.name == "lo");
+        let lo = lo.expect("lo").device.index;
+        assert_eq!(links.ipv6_mtu(lo).expect("an answer"), None);
+        here.set_sysctl("net.ipv6.conf.lo.mtu", "1400")
+            .expect("set");
+        assert_eq!(links.ipv6_mtu(lo).expect("an answer"), Some(1400));
+        let beyond = all.len() as u32 + 1000;
+        assert!(links.ipv6_mtu(beyond).is_err());
     }
 }

@@ -1,5 +1,8 @@
 //! Where packets to an address leave, and which addresses this host has.
 
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -19,6 +22,9 @@ pub struct Route {
     pub next_hop: Option<IpAddr>,
     /// Packets get another header on their way (`ip route ... encap`).
     pub encapsulates: bool,
+    /// How long packets may be, if the route says so (`ip route ... mtu`), or if the host has learned of a smaller path
+    /// MTU. `None`: as long as the device takes.
+    pub mtu: Option<u32>,
 }
 
 /// Reads routes and addresses of one network namespace.
@@ -39,6 +45,7 @@ mod rta {
     pub(super) const OUT_DEVICE: u16 = 4;
     pub(super) const GATEWAY: u16 = 5;
     pub(super) const PREFERRED_SOURCE: u16 = 7;
+    pub(super) const METRICS: u16 = 8;
     pub(super) const NEXT_HOPS: u16 = 9;
     pub(super) const VIA: u16 = 18;
     pub(super) const ENCAPSULATION_TYPE: u16 = 21;
@@ -48,6 +55,10 @@ mod rta {
     pub(super) const SOURCE_PORT: u16 = 28;
     pub(super) const DESTINATION_PORT: u16 = 29;
 }
+
+/// `RTAX_MTU` (linux/rtnetlink.h), among the metrics of a route. What an ICMP error has taught the host stands there as well,
+/// until it expires (`rt_fill_info`; `rt6_do_update_pmtu`).
+const MTU: u16 = 2;
 
 /// `RTN_*` (linux/rtnetlink.h).
 mod rtn {
@@ -123,7 +134,8 @@ impl Routes {
         Ok(is_routed && is_local)
     }
 
-    /// Whether the segments of a TCP connection that come in on a device stay on this host.
+    /// Whether the segments of a TCP connection that come in on a device stay on this host; `None` if there is no such
+    /// device.
     ///
     /// # Errors
     /// If netlink fails.
@@ -133,7 +145,7 @@ impl Routes {
         to: SocketAddr,
         type_of_service: u8,
         device: u32,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Option<bool>> {
         let asked = Asked {
             from: Some(from.ip()),
             type_of_service,
@@ -144,10 +156,10 @@ impl Routes {
         let mut is_local = false;
         let found = self.look_up(asked, &by, |header, _| is_local = is_delivered(header));
         match found.map_err(|error| error.raw_os_error().map(Errno::from_raw_os_error)) {
-            Ok(is_routed) => Ok(is_routed && is_local),
-            // A `blackhole`, a source that none has or that comes by another device (`ip_route_input_rcu`), and a device
-            // that is gone.
-            Err(Some(Errno::INVAL | Errno::XDEV | Errno::NODEV)) => Ok(false),
+            Ok(is_routed) => Ok(Some(is_routed && is_local)),
+            // A `blackhole`, a source that none has or that comes by another device (`ip_route_input_rcu`).
+            Err(Some(Errno::INVAL | Errno::XDEV)) => Ok(Some(false)),
+            Err(Some(Errno::NODEV)) => Ok(None),
             Err(errno) => {
                 Err(errno.map_or_else(|| io::Error::other("no route was read"), Into::into))
             }
@@ -368,6 +380,9 @@ fn route_of(address: IpAddr, from: Option<IpAddr>, found: Attributes<'_>) -> Opt
         source: from.or_else(|| found.bytes(rta::PREFERRED_SOURCE).and_then(address_of))?,
         next_hop,
         encapsulates: found.bytes(rta::ENCAPSULATION_TYPE).is_some(),
+        mtu: found
+            .nested(rta::METRICS)
+            .and_then(|metrics| metrics.native_u32(MTU)),
     })
 }
 
@@ -407,96 +422,4 @@ fn address_of(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(Ipv4Addr::from);
     let v6 = <[u8; 16]>::try_from(bytes).map(Ipv6Addr::from);
     v4.map(IpAddr::V4).or_else(|_| v6.map(IpAddr::V6)).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::OwnedFd;
-
-    use netlink_packet_core::{NLMSG_ERROR, NetlinkBuffer};
-    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
-
-    use super::*;
-
-    /// `RTM_NEWROUTE`.
-    const NEW_ROUTE: u16 = 24;
-
-    /// A kernel that answers the next request with a message.
-    fn answering(kind: u16, payload: &[u8]) -> (Routes, OwnedFd) {
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .expect("a pair");
-        let mut message = vec![0; 16];
-        {
-            let mut header = NetlinkBuffer::new(&mut message);
-            header.set_length((16 + payload.len()) as u32);
-            header.set_message_type(kind);
-            header.set_sequence_number(1);
-        }
-        message.extend(payload);
-        send(&theirs, &message, SendFlags::empty()).expect("sent");
-        (Routes(Socket::of(ours)), theirs)
-    }
-
-    #[test]
-    fn only_the_kernel_says_that_there_is_no_route() {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 80));
-        let is_local_from = |from, kind, payload: &[u8]| {
-            let (mut routes, _kernel) = answering(kind, payload);
-            routes.is_local(address, from).ok()
-        };
-        let is_local = |kind, payload: &[u8]| is_local_from(None, kind, payload);
-        for errno in [
-            Errno::NETUNREACH,
-            Errno::HOSTUNREACH,
-            Errno::ACCESS,
-            Errno::INVAL,
-        ] {
-            let payload = (-errno.raw_os_error()).to_ne_bytes();
-            assert_eq!(is_local(NLMSG_ERROR, &payload), Some(false), "{errno}");
-        }
-        for errno in [Errno::PERM, Errno::NOBUFS, Errno::NOMEM] {
-            let payload = (-errno.raw_os_error()).to_ne_bytes();
-            assert_eq!(is_local(NLMSG_ERROR, &payload), None, "{errno}");
-        }
-        let no_such_source = (-Errno::INVAL.raw_os_error()).to_ne_bytes();
-        let from = Some(address);
-        assert_eq!(is_local_from(from, NLMSG_ERROR, &no_such_source), None);
-        // An acknowledgement, and what is too short for a route.
-        assert_eq!(is_local(NLMSG_ERROR, &[0; 4]), None);
-        assert_eq!(is_local(NEW_ROUTE, &[0; 8]), None);
-        let mut route = [0; 12];
-        assert_eq!(is_local(NEW_ROUTE, &route), Some(false));
-        route[KIND_AT] = rtn::LOCAL;
-        assert_eq!(is_local(NEW_ROUTE, &route), Some(true));
-    }
-
-    #[test]
-    fn the_loopback_address_is_found_and_leads_to_lo() -> io::Result<()> {
-        let mut routes = Routes::new()?;
-        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        assert!(routes.addresses()?.contains(&(1, loopback)));
-        let expected = Route {
-            device: 1,
-            source: loopback,
-            next_hop: Some(loopback),
-            encapsulates: false,
-        };
-        assert_eq!(routes.to(loopback)?, Some(expected));
-        for loopback in [loopback, IpAddr::V6(Ipv6Addr::LOCALHOST)] {
-            for from in [None, Some((loopback, 81).into())] {
-                assert!(routes.is_local((loopback, 80).into(), from)?);
-            }
-        }
-        // For documentation (RFC 5737, RFC 3849).
-        for address in ["203.0.113.1:80", "[2001:db8::1]:80"] {
-            let address = address.parse().map_err(io::Error::other)?;
-            assert!(!routes.is_local(address, None)?, "{address}");
-        }
-        Ok(())
-    }
 }

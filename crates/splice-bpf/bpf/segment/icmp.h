@@ -452,7 +452,7 @@ static __always_inline bool is_long(const struct __sk_buff *skb)
 }
 
 /*
- * Drops a segment that is too long for a device. A pair goes back to its sockets; of a forwarded connection it becomes
+ * Drops a segment that is too long for a device, or a super-packet of such segments. A pair goes back to its sockets; of a forwarded connection it becomes
  * the error that quotes it, and goes back to its sender.
  * @s: the segment, not written yet. @slot, @from: index of its flow, and the side of its sender. @device: the device.
  * The verdict; NEXT if it is not too long.
@@ -465,6 +465,9 @@ __noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 slot,
 	bool ok;
 
 	if (bpf_check_mtu(skb, device, &mtu, 0, BPF_MTU_CHK_SEGS) <= 0)
+		return NEXT;
+	/* It counts the option of a super-packet, which the segments of that do not have (ipv6_gso_segment). */
+	if (s && s->jumbo && sizeof(struct ipv6hdr) + s->header + skb->gso_size <= mtu)
 		return NEXT;
 	count(SEGMENT_TOO_BIG);
 	/* Who forges one changes nothing. */

@@ -36,7 +36,6 @@ mod watch;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -56,6 +55,7 @@ pub(crate) use self::judgement::Refusal;
 use self::pass::{AdmittedPair, Change, GroupFilter};
 pub(crate) use self::pass::{Pass, PassState};
 use self::snapshot::Snapshot;
+pub(crate) use self::snapshot::{Behind, Unlisted};
 
 /// The packet filters of a network namespace, as they were when they were read.
 #[derive(Debug)]
@@ -118,10 +118,6 @@ struct State {
     looked_at: Instant,
     pairs: Slab<Arc<AdmittedPair>>,
 }
-
-/// Whether tc programs or filters on a device, by its ifindex, come after the engine's program, in words that follow the
-/// device's name; an error if something is short.
-pub(crate) type Behind = Box<dyn Fn(u32) -> io::Result<Option<String>> + Send + Sync>;
 
 /// Looks after the engine's program on devices, at least once a second.
 pub(crate) type LookAround = Box<dyn Fn() + Send + Sync>;
@@ -212,8 +208,11 @@ impl Firewall {
             match snapshot.behind(*index, &self.behind) {
                 Ok(None) => {}
                 Ok(Some(why)) => return Judgement::Unknown(format!("{name} {why}")),
-                Err(error) => {
-                    return Judgement::unknown_on(name, "cannot list the tc programs of", &error);
+                Err(Unlisted::Gone) => return Judgement::Gone(format!("device {name} is gone")),
+                Err(Unlisted::Short(error)) => {
+                    return Judgement::Short(format!(
+                        "cannot list the tc programs of {name}: {error}"
+                    ));
                 }
             }
         }

@@ -1,14 +1,25 @@
 //! The filters as they were read, and what was found out with them.
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use splice_firewall::{Family, Filters, HookCounts};
 
-use super::Behind;
+/// Whether tc programs or filters on a device, by its ifindex, come after the engine's program, in words that follow the
+/// device's name.
+pub(crate) type Behind = Box<dyn Fn(u32) -> Result<Option<String>, Unlisted> + Send + Sync>;
+
+/// Why nobody can say what comes there.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unlisted {
+    /// There is no device with this index. One that is made later may get it.
+    Gone,
+    /// Something is short.
+    Short(Errno),
+}
 
 /// What was read of the filters. A change of the filters replaces it.
 pub(super) struct Snapshot {
@@ -49,8 +60,8 @@ impl Snapshot {
     /// What comes after the engine's program on a device, as it was first seen.
     ///
     /// # Errors
-    /// If something is short.
-    pub(super) fn behind(&self, device: u32, look: &Behind) -> io::Result<Option<String>> {
+    /// If there is no such device, or something is short.
+    pub(super) fn behind(&self, device: u32, look: &Behind) -> Result<Option<String>, Unlisted> {
         let mut behinds = self.behinds();
         if let Some(known) = behinds.get(&device) {
             return Ok(known.clone());
@@ -60,23 +71,30 @@ impl Snapshot {
         Ok(found)
     }
 
-    /// What comes there now on each device that somebody has asked about. During a shortage what came there before still
-    /// counts, as long as `bears` says so.
+    /// What comes there now on each device that somebody has asked about. Those that are gone are forgotten, since others
+    /// may get their indices. During a shortage what came there before still counts, as long as `bears` says so.
     pub(super) fn look_behind(
         &self,
         look: &Behind,
         mut bears: impl FnMut() -> bool,
     ) -> HashMap<u32, Option<String>> {
         let before = self.behinds().clone();
-        let now = before.into_iter().map(|(device, before)| {
-            let now = match look(device) {
-                Ok(now) => now,
-                Err(_) if bears() => before,
-                Err(error) => Some(format!("has tc programs that cannot be listed: {error}")),
+        let mut now = HashMap::new();
+        for (device, before) in before {
+            let found = match look(device) {
+                Ok(found) => found,
+                Err(Unlisted::Gone) => {
+                    self.behinds().remove(&device);
+                    continue;
+                }
+                Err(Unlisted::Short(_)) if bears() => before,
+                Err(Unlisted::Short(error)) => {
+                    Some(format!("has tc programs that cannot be listed: {error}"))
+                }
             };
-            (device, now)
-        });
-        now.collect()
+            now.insert(device, found);
+        }
+        now
     }
 
     /// Whether that is something else than before.

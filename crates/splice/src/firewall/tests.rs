@@ -107,7 +107,7 @@ fn a_pass_outlasts_a_shortage_for_a_while() {
         let behind = {
             let is_short = Arc::clone(&is_short);
             move |_| match is_short.load(Relaxed) {
-                true => Err(Errno::MFILE.into()),
+                true => Err(Unlisted::Short(Errno::MFILE)),
                 false => Ok(None),
             }
         };
@@ -153,4 +153,20 @@ fn a_pass_outlasts_a_shortage_for_a_while() {
         );
     };
     namespace.enter(passes).expect("entered");
+}
+
+/// Its index may be that of another one by now.
+#[test]
+fn what_came_on_a_device_that_is_gone_is_forgotten() {
+    const DEVICE: u32 = 7;
+    let there: Behind = Box::new(|_| Ok(None));
+    let gone: Behind = Box::new(|_| Err(Unlisted::Gone));
+    let filtered: Behind = Box::new(|_| Ok(Some("has a filter".into())));
+    let snapshot = Snapshot::new(Err("unread".into()), HashMap::new());
+    assert_eq!(snapshot.behind(DEVICE, &gone), Err(Unlisted::Gone));
+    assert_eq!(snapshot.behind(DEVICE, &there), Ok(None));
+    assert_eq!(snapshot.behind(DEVICE, &filtered), Ok(None));
+    assert_eq!(snapshot.look_behind(&gone, || true), HashMap::new());
+    let found = snapshot.behind(DEVICE, &filtered);
+    assert_eq!(found, Ok(Some("has a filter".into())));
 }

@@ -1,8 +1,9 @@
 //! The thread that watches the filters of a network namespace.
 //!
-//! nftables reports every change. iptables-legacy and hooks change silently, so the thread looks
-//! every second. After a reading it rests nine times as long as that took, but at most a second. While something is
-//! short, it looks more often.
+//! nftables reports every change. iptables-legacy, hooks, tc and the programs of control groups change silently, so the
+//! thread looks twice a second. After a reading it rests nine times as long as that took, but at most half a second. So a
+//! change is known after half a second, and the other half is left for pairs to go back. While something is short, it
+//! looks more often.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -18,7 +19,7 @@ use super::pass::Change;
 use super::{Firewall, Snapshot, read};
 
 /// How often to look for silent changes.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How soon to look again if something was short.
 const SHORT_PAUSE: Duration = Duration::from_millis(200);
@@ -26,7 +27,7 @@ const SHORT_PAUSE: Duration = Duration::from_millis(200);
 /// The rest after a reading, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;
 /// The longest rest: a pair that must go back goes on for at most that long.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = LOOK_EVERY;
 
 pub(super) struct Watch {
     changes: Changes,
@@ -80,11 +81,13 @@ impl Watch {
         let mut shortage = Shortage::default();
         let (mut is_unsettled, mut is_short) = (false, false);
         let mut next = 0;
+        let mut looked_at = Instant::now();
         while let Some(told) = self.waits(match (is_unsettled, is_short) {
             (true, _) => Duration::ZERO,
             (false, true) => SHORT_PAUSE,
-            (false, false) => LOOK_EVERY,
+            (false, false) => LOOK_EVERY.saturating_sub(looked_at.elapsed()),
         }) {
+            looked_at = Instant::now();
             // The caller that asks for a look may know of a change that was not reported yet.
             let asked = rustix::io::read(&self.look, &mut [0; 8]).is_ok();
             // A failed socket reports nothing any more.

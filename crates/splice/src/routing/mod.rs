@@ -16,11 +16,14 @@
 //!
 //! A closed way loses what the stack would lose, and does not end a connection: who has sent it sends it again.
 //!
+//! A way is another one as well if its route has become too narrow for what the peers may send: the stack would send
+//! shorter segments, and nobody here can.
+//!
 //! The crate `splice-firewall` asks the kernel. A thread hears of changes (`watch`).
 
 mod watch;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,6 +39,8 @@ use splice_base::shortage::{Shortage, is_shortage};
 pub(crate) use splice_firewall::Ends;
 use splice_firewall::{Policies, Protection, Route, Way, Ways};
 
+use crate::outcome::{PeerNames, Side};
+
 /// The ways in one network namespace, watched while this lives.
 pub(crate) struct Routing {
     ways: Mutex<Ways>,
@@ -50,12 +55,15 @@ struct State {
     policies: std::result::Result<Policies, String>,
     /// The devices that are ports of others.
     ports: HashSet<u32>,
+    /// How long packets of IPv6 may be on devices by which pairs send, where that is less than their MTU.
+    ipv6_mtus: HashMap<u32, u32>,
     pairs: Slab<Arc<RoutedPair>>,
 }
 
 /// A pair whose ways are watched.
 struct RoutedPair {
     legs: [Leg; 2],
+    peers: PeerNames,
     waker: Waker,
     /// As it was last seen.
     course: Mutex<Course>,
@@ -68,6 +76,8 @@ pub(crate) struct Leg {
     pub(crate) ends: Ends,
     /// The device to which its segments are redirected.
     pub(crate) device: u32,
+    /// How long the packets are that leave here, at most, in bytes: what the other peer was told to send.
+    pub(crate) longest: u32,
 }
 
 /// How a pair may go on.
@@ -111,10 +121,9 @@ struct Found {
     outgoing: Option<&'static str>,
     /// Why those that leave do not take the way of those that are redirected.
     moved: Option<&'static str>,
+    /// Why they may be too long.
+    narrow: Option<&'static str>,
 }
-
-/// The sides of a pair, as they are named to the user.
-const SIDES: [&str; 2] = ["A", "B"];
 
 impl Routing {
     /// Starts to watch the ways of this thread's network namespace.
@@ -137,6 +146,7 @@ impl Routing {
                     read => read.map_err(|error| error.to_string()),
                 },
                 ports: watch.read_ports().context("cannot list the devices")?,
+                ipv6_mtus: HashMap::new(),
                 pairs: Slab::new(),
             }),
             stop,
@@ -156,17 +166,19 @@ impl Routing {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches a pair.
+    /// Watches a pair. If its route has become too narrow since it was connected, it is moved already.
     ///
     /// # Errors
     /// Why its segments may not bypass the stack.
     pub(crate) fn admit(
         self: &Arc<Self>,
         legs: [Leg; 2],
+        peers: PeerNames,
         waker: Waker,
     ) -> std::result::Result<Routed, Refusal> {
         let pair = Arc::new(RoutedPair {
             legs,
+            peers,
             waker,
             course: Mutex::new(Course {
                 devices: legs.map(|leg| leg.device),
@@ -188,20 +200,27 @@ impl Routing {
             pair,
         };
         let mut course = routed.pair.course();
-        for (leg, side) in legs.iter().zip(SIDES) {
+        for (leg, side) in legs.iter().zip(Side::BOTH) {
+            let peer = peers.of(side);
             // It has just been in use.
             let comes_in = true;
             let found = self.find(leg, comes_in).map_err(|error| {
                 match Errno::from_io_error(&error).is_some_and(is_shortage) {
                     true => Refusal::Short,
                     false => {
-                        Refusal::Because(format!("the route of {side} cannot be read: {error}"))
+                        Refusal::Because(format!("the route to {peer} cannot be read: {error}"))
                     }
                 }
             })?;
             if let Some(why) = found.incoming.or(found.outgoing).or(found.moved) {
-                return Err(Refusal::Because(format!("{side} {why}")));
+                return Err(Refusal::Because(format!(
+                    "the connection with {peer} {why}"
+                )));
             }
+            let narrow = found
+                .narrow
+                .map(|why| format!("the connection with {peer} {why}"));
+            course.moved = course.moved.take().or(narrow);
         }
         course.is_routed = true;
         drop(course);
@@ -210,7 +229,7 @@ impl Routing {
 
     /// What the stack would do with the segments of one connection, of which some may be known to have come in just now.
     fn find(&self, leg: &Leg, comes_in: bool) -> io::Result<Found> {
-        let Leg { ends, device } = leg;
+        let Leg { ends, device, .. } = leg;
         let mut ways = self.ways();
         let way = match comes_in {
             false => ways.of(ends, *device)?,
@@ -231,7 +250,7 @@ impl Routing {
         }
         match way.route {
             None => {
-                found.outgoing = Some("has no route to its peer");
+                found.outgoing = Some("has no route");
             }
             // First: which of them the kernel names is up to a hash with a seed of its own.
             Some(_) if ways.is_spread(ends, *device)? => {
@@ -258,11 +277,21 @@ impl Routing {
         Ok(found)
     }
 
-    /// Adds what the policies of IPsec and other devices do with a connection.
+    /// Adds what the policies of IPsec and devices do with a connection.
     fn apply_state(&self, leg: &Leg, found: &mut Found) -> io::Result<()> {
-        let Leg { ends, device } = leg;
+        let Leg { ends, device, .. } = leg;
         let out_device = found.route.map_or(*device, |route| route.device);
         let state = self.state();
+        let of_device = || {
+            let mtu = state.ipv6_mtus.get(&out_device);
+            mtu.copied().filter(|_| ends.peer.is_ipv6())
+        };
+        let mtu = found.route.and_then(|route| route.mtu).or_else(of_device);
+        if mtu.is_some_and(|mtu| mtu < leg.longest) {
+            found.narrow = Some(
+                "is reached by a route whose MTU is smaller than what the other peer may send (ip route get)",
+            );
+        }
         // A bridge takes what comes in on its port, and what that is subject to there is not known here.
         if state.ports.contains(device) {
             found.moved = Some("is reached over a port of another device (bridge, bond)");
@@ -303,8 +332,9 @@ impl Routing {
             closed: [None, None],
         };
         let mut is_short = false;
-        for (at, leg) in pair.legs.iter().enumerate() {
-            let side = SIDES[at];
+        for (side, leg) in Side::BOTH.into_iter().zip(&pair.legs) {
+            let at = side.index();
+            let peer = pair.peers.of(side);
             let found = match self.find(leg, false) {
                 Ok(found) => found,
                 // Something is short. The next look is a second away.
@@ -316,19 +346,23 @@ impl Routing {
                         now.closed[from] = now.closed[from].take().or_else(before);
                     }
                     if !pair.shortage().bears(Instant::now()) {
-                        let why =
-                            || format!("{side} is reached by a route that cannot be read: {error}");
+                        let why = || {
+                            format!(
+                                "the connection with {peer} is reached by a route that cannot be read: {error}"
+                            )
+                        };
                         now.moved.get_or_insert_with(why);
                     }
                     continue;
                 }
             };
-            let words = |why| format!("{side} {why}");
+            let words = |why| format!("the connection with {peer} {why}");
             // What comes from the other side leaves here.
             for (from, why) in [(at, found.incoming), (1 - at, found.outgoing)] {
                 now.closed[from] = now.closed[from].take().or_else(|| why.map(words));
             }
-            now.moved = now.moved.take().or_else(|| found.moved.map(words));
+            let why = found.moved.or(found.narrow);
+            now.moved = now.moved.take().or_else(|| why.map(words));
             now.is_routed &= found.comes_in && found.outgoing.is_none();
             if let Some(route) = found.route {
                 now.devices[at] = route.device;

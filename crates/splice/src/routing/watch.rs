@@ -1,10 +1,10 @@
 //! The thread that watches the ways in a network namespace.
 //!
 //! rtnetlink and IPsec report changes, and say if they have lost some. The thread then looks at all pairs. Every second it
-//! looks at a few in turn, whatever was reported. After a look it rests nine times as long as that took, but at most a
+//! looks at a few in turn, whatever was reported. After a look it rests nine times as long as that took, but at most half a
 //! second: a router may change hundreds of routes a second.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use splice_base::error::{Result, ResultExt as _};
 use splice_base::shortage::{Shortage, is_shortage};
 use splice_firewall::{Links, Policies, PolicyChanges, PolicyReader, WayChanges};
 
-use super::{Course, Routing};
+use super::{Course, RoutedPair, Routing};
 
 /// How often to look for what was not reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const IN_TURN: usize = 256;
 /// The rest after a look, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;
 /// The longest rest: a pair goes on for at most that long.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_millis(500);
 
 pub(super) struct Watch {
     changes: WayChanges,
@@ -95,6 +95,19 @@ impl Watch {
         Ok(ports.map(|link| link.device.index).collect())
     }
 
+    /// How long packets of IPv6 may be on the devices of these pairs. Nobody reports a change.
+    fn read_ipv6_mtus(&mut self, pairs: &[Arc<RoutedPair>]) -> HashMap<u32, u32> {
+        let legs = pairs.iter().flat_map(|pair| &pair.legs);
+        let over_ipv6 = legs.filter(|leg| leg.ends.peer.is_ipv6());
+        let devices: HashSet<_> = over_ipv6.map(|leg| leg.device).collect();
+        let mtu_of = |device| {
+            // One that is gone sends nothing.
+            let mtu = self.links.ipv6_mtu(device).ok().flatten();
+            mtu.map(|mtu| (device, mtu))
+        };
+        devices.into_iter().filter_map(mtu_of).collect()
+    }
+
     /// Runs in a thread of its own until `routing` is dropped.
     pub(super) fn start(self, routing: &Arc<Routing>) -> Result<()> {
         let routing = Arc::downgrade(routing);
@@ -120,7 +133,13 @@ impl Watch {
             let Some(routing) = routing.upgrade() else {
                 return;
             };
-            let (all, in_turn) = {
+            let all: Vec<_> = {
+                let state = routing.state();
+                let pairs = state.pairs.iter();
+                pairs.map(|(_, pair)| Arc::clone(pair)).collect()
+            };
+            let ipv6_mtus = self.read_ipv6_mtus(&all);
+            {
                 let mut state = routing.state();
                 if let Some(ports) = ports {
                     state.ports = ports;
@@ -131,17 +150,15 @@ impl Watch {
                     state.policies = policies;
                     told = true;
                 }
-                let all: Vec<_> = state
-                    .pairs
-                    .iter()
-                    .map(|(_, pair)| Arc::clone(pair))
-                    .collect();
-                let in_turn = if told {
-                    all.len()
-                } else {
-                    all.len().min(IN_TURN)
-                };
-                (all, in_turn)
+                if state.ipv6_mtus != ipv6_mtus {
+                    state.ipv6_mtus = ipv6_mtus;
+                    told = true;
+                }
+            }
+            let in_turn = if told {
+                all.len()
+            } else {
+                all.len().min(IN_TURN)
             };
             has_pairs = !all.is_empty();
             let mut found = Told::default();

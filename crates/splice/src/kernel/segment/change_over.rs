@@ -22,6 +22,7 @@ mod tests;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
+use super::Asked;
 use super::eligibility::{
     NotedSegment, Obstacle, can_go_on, device, examine, has_ended, is_own, promised, was_seen,
 };
@@ -66,7 +67,7 @@ const IDLE: Duration = Duration::from_millis(16);
 const LAST_ACK_WITHIN: Duration = Duration::from_millis(250);
 
 /// Why the engine declines a pair one of whose streams is closed.
-pub(super) const ENDED_BEFORE: &str = "segment: a stream had ended before it was taken";
+pub(super) const ENDED_BEFORE: &str = "a stream had ended before it was taken";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -90,8 +91,8 @@ pub(super) struct Stream {
 pub(super) enum Progress {
     /// User space goes on copying; look again after this long.
     Copying(Duration),
-    /// The pair stays in user space: one of its streams has ended.
-    Declined(&'static str),
+    /// The pair stays in user space: one of its streams has ended, or its way has changed.
+    Declined(Cow<'static, str>),
     /// The pair stays in user space: the engine does not take pairs of this kind.
     Refused(Cow<'static, str>),
     /// The sockets sleep; look again after this long.
@@ -131,7 +132,7 @@ pub(super) enum Asleep {
 pub(super) struct ChangeOver {
     phase: Phase,
     cookies: [u64; 2],
-    bypasses_firewall: bool,
+    asked: Asked,
     /// The next pause between two looks.
     pause: Duration,
     probed_at: Option<Instant>,
@@ -149,11 +150,11 @@ pub(super) struct ChangeOver {
 }
 
 impl ChangeOver {
-    pub(super) fn new(bypasses_firewall: bool) -> Self {
+    pub(super) fn new(asked: Asked) -> Self {
         Self {
             phase: Phase::New,
             cookies: [0; 2],
-            bypasses_firewall,
+            asked,
             pause: SHORTEST_PAUSE,
             probed_at: None,
             probes_left: PROBES,
@@ -193,16 +194,17 @@ impl ChangeOver {
     ) -> Watched {
         // A peer whose stream has ended may send nothing more that the program could see.
         if !self.finds_both(found) || found.socket.iter().any(has_ended) {
-            return Watched::Stays(Progress::Declined(ENDED_BEFORE));
+            return Watched::Stays(Progress::Declined(ENDED_BEFORE.into()));
         }
-        match examine(found, &self.cookies, self.bypasses_firewall) {
+        match examine(found, &self.cookies, self.asked) {
             Err(Obstacle::Refused(why)) => return Watched::Stays(Progress::Refused(why)),
-            Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE)),
+            Err(Obstacle::Network(why)) => return Watched::Stays(Progress::Declined(why)),
+            Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE.into())),
             Err(Obstacle::NotNow | Obstacle::Short) | Ok(()) => {}
         }
-        if !self.bypasses_firewall && !is_admitted {
+        if !self.asked.bypasses_firewall && !is_admitted {
             let why = "its route has changed since the packet filters were asked";
-            return Watched::Stays(Progress::Refused(why.into()));
+            return Watched::Stays(Progress::Declined(why.into()));
         }
         for side in Side::BOTH {
             let noted = noted[side.index()];
@@ -215,7 +217,8 @@ impl ChangeOver {
             }
             if !can_go_on(found, side.index(), noted) {
                 let why = format!(
-                    "{side:?}'s segments arrive with a TTL of 1, so they cannot be forwarded"
+                    "{}'s segments arrive with a TTL of 1, so they cannot be forwarded",
+                    self.asked.peers.of(side)
                 );
                 return Watched::Stays(Progress::Refused(why.into()));
             }

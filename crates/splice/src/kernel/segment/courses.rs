@@ -9,10 +9,12 @@ use splice_base::socket_option;
 
 use super::Segment;
 use super::change_over::Phase;
-use super::eligibility::{Obstacle, refused};
+use super::eligibility::{Obstacle, device, longest_packet, refused};
 use super::flow::Flow;
 use crate::endpoint::Endpoint;
+use crate::outcome::Side;
 use crate::routing::{Ends, Leg, Refusal, Routed};
+use splice_bpf::types::SegmentInspection;
 
 /// How soon to look again whether a pair that the program holds can go back.
 const UNROUTED_PAUSE: Duration = Duration::from_millis(200);
@@ -26,7 +28,7 @@ impl Segment {
         &mut self,
         ends: [&Endpoint; 2],
         addresses: [(SocketAddr, SocketAddr); 2],
-        devices: [u32; 2],
+        found: &SegmentInspection,
         waker: Waker,
     ) -> Result<(), Obstacle> {
         if self.routed.is_some() {
@@ -42,10 +44,11 @@ impl Segment {
                     type_of_service: type_of_service(ends[side], local),
                     is_transparent: socket_option::is_transparent(ends[side]).unwrap_or(false),
                 },
-                device: devices[side],
+                device: device(&found.socket[side]),
+                longest: longest_packet(found, Side::BOTH[side].other()),
             }
         });
-        match routing.admit(legs, waker) {
+        match routing.admit(legs, self.asked.peers, waker) {
             Ok(routed) => self.routed = Some(routed),
             Err(Refusal::Because(why)) => return refused(why),
             Err(Refusal::Short) => return Err(Obstacle::Short),
@@ -55,8 +58,12 @@ impl Segment {
 
     /// Why the pair may not bypass the stack any more, if so.
     pub(super) fn why_not_bypassing(&self) -> Option<String> {
-        let moved = || self.routed.as_ref()?.course().moved;
-        self.why_revoked().or_else(moved)
+        self.why_revoked().or_else(|| self.why_moved())
+    }
+
+    /// Why the network stack would not send as the program does any more, if so.
+    pub(super) fn why_moved(&self) -> Option<String> {
+        self.routed.as_ref()?.course().moved
     }
 
     /// Why some of the pair's segments may not reach the program any more, if so.

@@ -47,8 +47,12 @@ impl Segment {
         }
         match self.change_over.phase() {
             Phase::New | Phase::Watching => {
-                if let Some(why) = self.why_not_bypassing() {
+                if let Some(why) = self.why_revoked() {
                     return Turn::Refused(format!("segment: {why}").into());
+                }
+                // It is not reset for that, as little as one that has changed over.
+                if let Some(why) = self.why_moved() {
+                    return declined(&why);
                 }
                 if self.is_closed() {
                     let pause = Next::watching(Watch::Stream);
@@ -73,7 +77,7 @@ impl Segment {
         let mut next = Next::watching(Watch::Stream);
         match progress {
             Progress::Copying(pause) => next.look_at = Some(pair.now + pause),
-            Progress::Declined(why) => return Turn::Declined(why.into()),
+            Progress::Declined(why) => return declined(&why),
             Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
             Progress::Spliced(pause) => {
                 next.watch = Watch::Ends;
@@ -109,7 +113,7 @@ impl Segment {
         }
         let mut directions = pair.directions.iter();
         if directions.any(|direction| direction.is_ending()) {
-            return Err(Turn::Declined(ENDED_BEFORE.into()));
+            return Err(declined(ENDED_BEFORE));
         }
         let begun = match pair.byte_limit {
             Some(_) => refused("a byte limit is set"),
@@ -121,10 +125,11 @@ impl Segment {
             wait_until(at)
         };
         begun.map_err(|obstacle| match obstacle {
-            Obstacle::Ended => Turn::Declined(ENDED_BEFORE.into()),
+            Obstacle::Ended => declined(ENDED_BEFORE),
             Obstacle::NotNow => later(ATTACHING_PAUSE),
             Obstacle::Short => later(SHORT_PAUSE),
             Obstacle::Refused(why) => Turn::Refused(format!("segment: {why}").into()),
+            Obstacle::Network(why) => declined(&why),
         })
     }
 
@@ -149,10 +154,10 @@ impl Segment {
                 true => Obstacle::Short,
                 false => Obstacle::Refused(not_inspected(errno).into()),
             })?;
-        examine(&found, &cookies, self.bypasses_firewall)?;
+        examine(&found, &cookies, self.asked)?;
         let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
         self.ask_packet_filters(addresses, &tuples, &found, waker())?;
-        self.ask_routing(ends, addresses, devices, waker())?;
+        self.ask_routing(ends, addresses, &found, waker())?;
         for device in devices {
             self.ensure_attached(device)?;
         }
@@ -234,8 +239,9 @@ impl Segment {
                     return Progress::Refused(why);
                 }
                 let why = format!(
-                    "the program saw no segment of {side:?}'s peer on device {device}: NAT, policy \
-                     routing or another tc program is in between"
+                    "the program saw no segment of {} on device {device}: NAT, policy routing or another \
+                     tc program is in between",
+                    self.asked.peers.of(side)
                 );
                 return self.change_over.later_or(now, why);
             }
@@ -391,6 +397,10 @@ fn noted_segment(flow: &Flow, side: usize) -> Option<NotedSegment> {
         ack: entry.high_ack.load(Relaxed),
         hops: noted.seen_hops.load(Relaxed),
     })
+}
+
+fn declined(why: &str) -> Turn {
+    Turn::Declined(format!("segment: {why}").into())
 }
 
 fn not_inspected(errno: Errno) -> String {

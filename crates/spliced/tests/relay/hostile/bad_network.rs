@@ -59,7 +59,7 @@ fn change_at<'a>(
     }
 }
 
-fn nft(command: &mut Command) -> String {
+pub(super) fn nft(command: &mut Command) -> String {
     let output = command.output().expect("it runs");
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8(output.stdout).expect("text")

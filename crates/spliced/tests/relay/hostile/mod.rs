@@ -49,30 +49,47 @@ macro_rules! with_each_engine {
 mod another_device;
 mod bad_network;
 mod bad_network_time;
+mod big_packets;
 mod bit_error;
+mod carried;
+mod clock;
 mod connection;
 mod crowd;
 mod damage;
 mod destroyed;
 mod forger;
 mod gigabytes;
+mod gone_devices;
+mod group_programs;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
 mod hops;
 mod icmp;
 mod icmp_forgery;
+#[allow(dead_code, reason = "the tests of the engine ask for more")]
+#[path = "../../../../splice/tests/support/ip_forms.rs"]
+mod ip_forms;
 mod ipsec;
+mod malformed;
 mod no_room;
+mod one_end;
 mod path_mtu;
 mod path_mtu_time;
 mod patience;
+mod port_reuse;
+mod relay_group;
 mod reset;
+mod route_mtu;
 mod routes;
 mod segment;
+mod shaping;
 mod shortage;
+mod shown;
 mod site;
 mod spray;
 mod stage;
+mod stamps;
+mod suspended;
 mod syn;
 mod tc_programs;
 mod timestamp;
@@ -80,3 +97,5 @@ mod turmoil;
 mod unread;
 mod untranslated;
 mod vanish;
+mod wire;
+mod within_a_second;

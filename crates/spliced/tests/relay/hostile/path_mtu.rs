@@ -16,7 +16,7 @@ use crate::relay::BINARY;
 use crate::segment::hop::Hop;
 
 /// Above the least that IPv6 allows (1280).
-const SMALL_MTU: u32 = 1300;
+pub(super) const SMALL_MTU: u32 = 1300;
 pub(super) const WIDE_MTU: u32 = 1500;
 const SMALLER_MTU: u32 = 1290;
 /// What fits an Ethernet, by IPv4 and by IPv6.
@@ -155,26 +155,39 @@ fn a_path_is_narrow_for_streams_that_begin_at_once(stage: &Stage) {
     stage.expect_ended(CONNECTIONS, IN_ORDER);
 }
 
-/// A link drops what is too long and tells nobody: a veth of which the receiving end has the smaller MTU. Every sender
-/// tries smaller segments in the end (`tcp_mtu_probing`).
-fn a_link_loses_what_is_too_long(stage: &Stage, side: Side) {
-    let missing = netlab::program("ethtool").is_none();
-    let missing = missing.then(|| "no ethtool (apt install ethtool)".into());
-    if !present("ethtool", missing) {
-        return;
-    }
-    let lab = stage.lab();
-    for namespace in [lab.relay(), stage.client(), stage.server()] {
+/// Who has sent what got lost tries smaller segments in the end (`tcp_mtu_probing`).
+pub(super) fn probe_for_mtus(stage: &Stage) {
+    for namespace in [stage.lab().relay(), stage.client(), stage.server()] {
         let probing = namespace.set_sysctl("net.ipv4.tcp_mtu_probing", "1");
         probing.expect("set");
     }
-    let [(relay, device), router] = cable_of_the_relay(stage, side);
-    // It would let super-packets through.
-    let off = relay
+}
+
+pub(super) fn has_ethtool() -> bool {
+    let missing = netlab::program("ethtool").is_none();
+    present(
+        "ethtool",
+        missing.then(|| "no ethtool (apt install ethtool)".into()),
+    )
+}
+
+/// A veth lets super-packets through that are longer than the MTU of its receiving end (`is_skb_forwardable`).
+pub(super) fn send_no_super_packets((namespace, device): (&Namespace, &str)) {
+    let off = namespace
         .command("ethtool")
         .args(["-K", device, "tso", "off", "gso", "off"])
         .status();
     assert!(off.expect("ethtool runs").success());
+}
+
+/// A link drops what is too long and tells nobody: a veth of which the receiving end has the smaller MTU.
+fn a_link_loses_what_is_too_long(stage: &Stage, side: Side) {
+    if !has_ethtool() {
+        return;
+    }
+    probe_for_mtus(stage);
+    let [relay, router] = cable_of_the_relay(stage, side);
+    send_no_super_packets(relay);
     goes_on(stage, |_| set_mtu(router.0, router.1, SMALL_MTU));
     if stage.splices() {
         stage.hop().expect_translated(CONNECTIONS);
@@ -258,33 +271,7 @@ with_each_engine!(the_relays_device_towards_the_client_gets_a_lower_mtu);
 with_each_engine!(several_links_towards_the_server_lower_their_mtu, routed);
 with_each_engine!(several_links_towards_the_client_lower_their_mtu, routed);
 with_each_engine!(a_path_is_narrow_from_the_beginning, routed);
-
-/// Not by name: that refuses a pair whose socket has learned of a smaller path MTU, and resets it.
-mod a_path_is_narrow_for_streams_that_begin_at_once {
-    use super::super::stage::{Family, Stage};
-    use super::a_path_is_narrow_for_streams_that_begin_at_once as case;
-
-    #[test]
-    fn copy_v4() {
-        Stage::routed("copy", Family::V4, case);
-    }
-
-    #[test]
-    fn copy_v6() {
-        Stage::routed("copy", Family::V6, case);
-    }
-
-    #[test]
-    fn auto_v4() {
-        Stage::routed("auto", Family::V4, case);
-    }
-
-    #[test]
-    fn auto_v6() {
-        Stage::routed("auto", Family::V6, case);
-    }
-}
-
+with_each_engine!(a_path_is_narrow_for_streams_that_begin_at_once, routed);
 with_each_engine!(a_link_towards_the_server_loses_what_is_too_long, routed);
 with_each_engine!(a_link_towards_the_client_loses_what_is_too_long, routed);
 with_each_engine!(a_router_behind_two_relays_lowers_its_mtu, routed);

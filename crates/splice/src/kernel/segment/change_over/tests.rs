@@ -10,7 +10,7 @@ const NOT_NOTED: [Option<NotedSegment>; 2] = [None; 2];
 const MS: Duration = Duration::from_millis(1);
 
 fn watching() -> ChangeOver {
-    let mut change_over = ChangeOver::new(false);
+    let mut change_over = ChangeOver::new(Asked::default());
     change_over.begin_watching(COOKIES);
     change_over
 }
@@ -105,24 +105,40 @@ fn a_pair_is_declined_when_a_stream_has_ended() {
     let mut found = pair();
     // TCP_CLOSE_WAIT
     found.socket[1].state = 8;
-    assert_eq!(outcome(&found, true), Progress::Declined(ENDED_BEFORE));
+    assert_eq!(
+        outcome(&found, true),
+        Progress::Declined(ENDED_BEFORE.into())
+    );
     let mut found = pair();
     found.socket[0].cookie += 1;
-    assert_eq!(outcome(&found, true), Progress::Declined(ENDED_BEFORE));
+    assert_eq!(
+        outcome(&found, true),
+        Progress::Declined(ENDED_BEFORE.into())
+    );
 }
 
 #[test]
-fn a_pair_is_refused_when_its_route_or_its_last_hop_is_in_the_way() {
-    let refused = |progress: Progress| match progress {
-        Progress::Refused(why) => why,
-        other => panic!("{other:?}"),
-    };
-    let why = refused(outcome(&pair(), false));
-    assert!(why.contains("route has changed"), "{why}");
+fn a_pair_is_refused_when_its_last_hop_is_in_the_way() {
     let mut found = pair();
     found.seen[0].hops = 1;
-    let why = refused(outcome(&found, true));
-    assert!(why.contains("TTL of 1"), "{why}");
+    match outcome(&found, true) {
+        Progress::Refused(why) => assert!(why.contains("TTL of 1"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_pair_is_declined_when_its_way_has_changed() {
+    let declined = |progress: Progress| match progress {
+        Progress::Declined(why) => why,
+        other => panic!("{other:?}"),
+    };
+    let why = declined(outcome(&pair(), false));
+    assert!(why.contains("route has changed"), "{why}");
+    let mut found = pair();
+    found.socket[1].path_mtu = 1_300;
+    let why = declined(outcome(&found, true));
+    assert!(why.contains("takes 1300"), "{why}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use splice_bpf::{AttachMode, Beside, ForeignPrograms, programs_beside};
 use splice_firewall::Links;
 
 use super::before::is_own;
+use crate::firewall::Unlisted;
 
 /// Looks for them in one network namespace.
 pub(super) struct Behind {
@@ -24,14 +25,16 @@ impl Behind {
     /// Which one there is on a device, in words that follow its name; `None` without one.
     ///
     /// # Errors
-    /// If something is short.
-    pub(super) fn first(&self, device: u32) -> io::Result<Option<String>> {
-        match self.listed(device) {
-            Err(error) if !Errno::from_io_error(&error).is_some_and(is_shortage) => Ok(Some(
-                format!("has tc programs that cannot be listed: {error}"),
-            )),
-            found => found,
-        }
+    /// If there is no such device, or something is short.
+    pub(super) fn first(&self, device: u32) -> Result<Option<String>, Unlisted> {
+        self.listed(device)
+            .or_else(|error| match Errno::from_io_error(&error) {
+                Some(Errno::NODEV) => Err(Unlisted::Gone),
+                Some(errno) if is_shortage(errno) => Err(Unlisted::Short(errno)),
+                _ => Ok(Some(format!(
+                    "has tc programs that cannot be listed: {error}"
+                ))),
+            })
     }
 
     fn listed(&self, device: u32) -> io::Result<Option<String>> {

@@ -30,7 +30,7 @@ fn larger_frames_are_refused_with_the_reason() {
         let why = why_refused(&handle);
         let sent = format!("{} bytes", near - 40);
         let taken = format!("takes {}", far - 40);
-        for words in [&sent, &taken, "TCP_MAXSEG"] {
+        for words in [&sent, &taken, "SegmentSize"] {
             assert!(why.contains(words), "{why}");
         }
     }
@@ -55,4 +55,36 @@ fn a_listener_that_announces_what_fits_gets_its_pairs_spliced() {
     assert_eq!(outcome.engine, EngineName::Segment);
     assert_eq!(moved(&outcome), [BYTES as u64; 2]);
     proof.end(2 * BYTES as u64);
+}
+
+/// Its sockets have sent nothing since, and do not know of it.
+#[test]
+fn a_pair_whose_route_has_become_narrow_stays_with_its_sockets() {
+    const BYTES: usize = 1 << 20;
+    if !available(Need::Root) {
+        return;
+    }
+    for (change, connect) in [
+        (
+            "route change 198.18.2.0/24",
+            Connected::across as fn(&Lab) -> Connected,
+        ),
+        (
+            "-6 route change 2001:2:0:2::/64 metric 256",
+            Connected::across_v6,
+        ),
+    ] {
+        let lab = Lab::new().expect("a lab");
+        let splicer = splicer_in(lab.relay());
+        let connected = connect(&lab);
+        let change = format!("{change} dev {} mtu 1300", Lab::TO_SERVER);
+        run(lab.relay(), "ip", &change);
+        let (client, server, handle) = connected.join(&splicer, &by_name());
+        exchange(&client, &server, BYTES, seed());
+        let outcome = ended(&handle);
+        assert_eq!(moved(&outcome), [BYTES as u64; 2]);
+        let (engine, why) = handle.engine();
+        assert_ne!(engine, EngineName::Segment);
+        assert!(why.contains("B is reached by a route whose MTU"), "{why}");
+    }
 }
