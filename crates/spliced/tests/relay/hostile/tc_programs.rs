@@ -2,6 +2,7 @@
 //! somebody detaches. The stack does not mind, and spliced connections go back to their sockets.
 
 use netlab::Lab;
+use rustix::io::Errno;
 use splice_bpf::{DeviceLink, detach_link, load, objects};
 
 use super::connection::{Connection, Side};
@@ -53,7 +54,12 @@ fn detach(site: &Site<'_>) {
     let mut detached = 0;
     for link in links {
         let id = value(link, "link_id").expect("an id");
-        detach_link(id.parse().expect("a number")).expect("detached");
+        match detach_link(id.parse().expect("a number")) {
+            Ok(()) => {}
+            // The relay lets go of both once it has missed one.
+            Err(Errno::NOENT) if detached == 1 => {}
+            Err(errno) => panic!("not detached: {errno}"),
+        }
         detached += 1;
     }
     assert_eq!(detached, 2, "{infos:?}");

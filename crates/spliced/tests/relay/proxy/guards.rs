@@ -21,6 +21,7 @@ const OWN: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
 
 /// Succeeded, forbidden by the rules, and without an address (RFC 1928, 6).
 const GRANTED: u8 = 0;
+const GENERAL_FAILURE: u8 = 1;
 const NOT_ALLOWED: u8 = 2;
 const NETWORK_UNREACHABLE: u8 = 3;
 const HOST_UNREACHABLE: u8 = 4;
@@ -147,7 +148,7 @@ fn an_address_is_looked_at_again_after_a_wait() {
         match reply(&mut client) {
             NOT_ALLOWED => true,
             // It has found the descriptor of the admin thread, which gives it up for a moment now and then.
-            NETWORK_UNREACHABLE => {
+            NETWORK_UNREACHABLE | GENERAL_FAILURE => {
                 stage.ip(&["addr", "del", &format!("{OWN}/32"), "dev", "lo"]);
                 false
             }
