@@ -18,8 +18,9 @@ use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTu
 pub(crate) enum Obstacle {
     /// It never can.
     Refused(Cow<'static, str>),
-    /// A path has become too narrow since the connections were made, or there is no route now. That is the network's doing,
-    /// so the pair goes on by its sockets, as one does that has changed over before.
+    /// Packets come another way than they leave, one peer takes less than the other may send, a path has become too narrow
+    /// since the connections were made, or there is no route now. That is the network's doing or a peer's, so the pair goes
+    /// on by its sockets, as one does that has changed over before.
     Network(Cow<'static, str>),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
@@ -167,10 +168,11 @@ pub(super) fn examine(
             ));
         }
         if device(socket) != socket.out_device {
-            return refused(format!(
+            let why = format!(
                 "{peer}'s segments come in on device {}, and those to it leave by device {}",
                 socket.in_device, socket.out_device
-            ));
+            );
+            return Err(Obstacle::Network(why.into()));
         }
     }
     let [a, b] = &found.socket;
@@ -186,12 +188,13 @@ pub(super) fn examine(
         let announced = announced_to_peer(sender);
         let takes = mss_of_peer(found, from.other());
         if announced > takes {
-            return refused(format!(
+            let why = format!(
                 "{} may send segments of {announced} bytes, but {} takes {takes}; --engine segment \
                  (SegmentSize) announces what fits",
                 asked.peers.of(from),
                 asked.peers.of(from.other()),
-            ));
+            );
+            return Err(Obstacle::Network(why.into()));
         }
         let packet = longest_packet(found, from);
         if packet > receiver.path_mtu {

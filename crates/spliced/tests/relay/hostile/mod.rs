@@ -95,6 +95,7 @@ mod tc_programs;
 mod timestamp;
 mod turmoil;
 mod unread;
+mod untranslatable;
 mod untranslated;
 mod vanish;
 mod wire;

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use netlab::Lab;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
-use super::connection::{Connection, Side};
+use super::connection::Side;
 use super::hops::ip;
 use super::path_mtu::{
     CONNECTIONS, SMALL_MTU, cable_beyond, cable_of_the_relay, goes_on, has_ethtool, move_some,
@@ -15,9 +15,9 @@ use super::path_mtu::{
 use super::routes::{expect_spliced, move_a_number, until_looked_at};
 use super::site::Site;
 use super::stage::{Family, IN_ORDER, Stage};
+use super::untranslatable::stay_with_their_sockets;
 use super::untranslated::expect_return;
 use crate::patience::until;
-use crate::peer::Peer;
 
 const TOO_NARROW: &str =
     "is reached by a route whose MTU is smaller than what the other peer may send";
@@ -188,28 +188,13 @@ fn the_servers_route_is_narrow_from_the_beginning(stage: &Stage) {
     if stage.engine() == "segment" {
         return both_routes_are_narrow_from_the_beginning(stage);
     }
-    stay_with_their_sockets(stage);
+    stay_with_their_sockets(stage, &format!("takes {SMALL_MTU}"));
 }
 
 /// The listener has announced what the routes took when the relay began. Such a pair is not reset by name either.
 fn the_servers_route_becomes_narrow_before_a_connection(stage: &Stage) {
     narrow_route(stage.lab(), Side::Server);
-    stay_with_their_sockets(stage);
-}
-
-fn stay_with_their_sockets(stage: &Stage) {
-    for _ in 0..CONNECTIONS {
-        let connect = || Peer::connect(stage.hop().address());
-        let client = stage.client().enter(connect).expect("entered");
-        let server = stage.target().accept();
-        let connection = Connection { client, server };
-        move_some(&connection, BYTES);
-    }
-    stage.expect_ended(CONNECTIONS, IN_ORDER);
-    expect_return(stage, &format!("takes {SMALL_MTU}"));
-    for entry in stage.hop().entries() {
-        assert_ne!(entry["engine"], "segment", "{entry}");
-    }
+    stay_with_their_sockets(stage, &format!("takes {SMALL_MTU}"));
 }
 
 /// A test of a case for each engine and IP version, where the routes to the peers on these sides are narrow before the relay

@@ -258,3 +258,15 @@ fn auto_v6() {
 fn copy_v4() {
     Stage::routed("copy", Family::V4, no_byte_is_wrong);
 }
+
+#[test]
+#[ignore = "soak: minutes of random conversations"]
+fn segment_v4() {
+    Stage::routed("segment", Family::V4, no_byte_is_wrong);
+}
+
+#[test]
+#[ignore = "soak: minutes of random conversations"]
+fn segment_v6() {
+    Stage::routed("segment", Family::V6, no_byte_is_wrong);
+}

@@ -18,7 +18,8 @@ pub(super) fn lab_with_mtu(near: u32, far: u32) -> Lab {
 }
 
 #[test]
-fn larger_frames_are_refused_with_the_reason() {
+fn pairs_of_larger_frames_stay_with_their_sockets_and_say_why() {
+    const BYTES: usize = 1 << 20;
     if !available(Need::Root) {
         return;
     }
@@ -26,8 +27,11 @@ fn larger_frames_are_refused_with_the_reason() {
     for (near, far) in [(9000, 1500), (1500, 1490)] {
         let lab = lab_with_mtu(near, far);
         let splicer = splicer_in(lab.relay());
-        let (_client, _server, handle) = Connected::across(&lab).join(&splicer, &by_name());
-        let why = why_refused(&handle);
+        let (client, server, handle) = Connected::across(&lab).join(&splicer, &by_name());
+        exchange(&client, &server, BYTES, seed());
+        assert_eq!(moved(&ended(&handle)), [BYTES as u64; 2]);
+        let (engine, why) = handle.engine();
+        assert_ne!(engine, EngineName::Segment);
         let sent = format!("{} bytes", near - 40);
         let taken = format!("takes {}", far - 40);
         for words in [&sent, &taken, "SegmentSize"] {
