@@ -9,7 +9,7 @@ use splice_base::socket_option;
 
 use super::Segment;
 use super::change_over::Phase;
-use super::eligibility::{Obstacle, device, longest_packet, refused};
+use super::eligibility::{Obstacle, device, longest_packet};
 use super::flow::Flow;
 use crate::endpoint::Endpoint;
 use crate::outcome::Side;
@@ -50,7 +50,7 @@ impl Segment {
         });
         match routing.admit(legs, self.asked.peers, waker) {
             Ok(routed) => self.routed = Some(routed),
-            Err(Refusal::Because(why)) => return refused(why),
+            Err(Refusal::Because(why)) => return Err(Obstacle::Network(why.into())),
             Err(Refusal::Short) => return Err(Obstacle::Short),
         }
         Ok(())

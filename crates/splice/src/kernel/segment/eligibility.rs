@@ -18,9 +18,9 @@ use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTu
 pub(crate) enum Obstacle {
     /// It never can.
     Refused(Cow<'static, str>),
-    /// Packets come another way than they leave, one peer takes less than the other may send, a path has become too narrow
-    /// since the connections were made, or there is no route now. That is the network's doing or a peer's, so the pair goes
-    /// on by its sockets, as one does that has changed over before.
+    /// Its routes cannot be taken, packets come another way than they leave, a path has become too narrow since the connections
+    /// were made, or one peer takes less than the other may send. That is the network's doing or a peer's, so the pair goes on
+    /// by its sockets, as one does that has changed over before.
     Network(Cow<'static, str>),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,

@@ -35,9 +35,6 @@ const OWNER_SILENT: Duration = Duration::from_secs(10);
 /// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/reset.h` says why.
 pub(super) const TIME_WAIT: Duration = Duration::from_millis(3200);
 
-/// The largest window, in bytes (RFC 7323, 2.3).
-const LARGEST_WINDOW: u64 = 1 << 30;
-
 /// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
 /// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
@@ -461,7 +458,7 @@ impl Flow {
     /// Whether this side's stream has left the sockets so far behind that nothing of what these know of it counts any more.
     /// Their numbers even seem to lie ahead once two gigabytes have passed.
     pub(super) fn has_left_sockets(&self, side: usize) -> bool {
-        self.past_sockets(side) > LARGEST_WINDOW
+        self.marks(side) & mark::DISTANT != 0
     }
 
     /// Ends the translation.

@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::net::SocketAddr;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use netlab::{Need, available};
@@ -198,19 +196,14 @@ fn no_byte_is_wrong(stage: &Stage) {
     let ends = Ends::default();
     let end = Instant::now() + time();
     let is_over = || Instant::now() > end;
-    let (talking, held) = (AtomicU64::new(TALKERS), AtomicU64::new(0));
-    thread::scope(|scope| {
-        let (ends, talking, held) = (&ends, &talking, &held);
-        for talker in 0..TALKERS {
-            scope.spawn(move || {
-                let of_talker = talk(stage, talker, ends, &is_over);
-                held.fetch_add(of_talker as u64, Relaxed);
-                talking.fetch_sub(1, Relaxed);
-            });
-        }
+    let held = thread::scope(|scope| {
+        let ends = &ends;
+        let of_talkers: Vec<_> = (0..TALKERS)
+            .map(|talker| scope.spawn(move || talk(stage, talker, ends, &is_over)))
+            .collect();
         scope.spawn(move || change_paths(stage, &is_over));
         let sprayed = scope.spawn(move || spray(stage, ends, &is_over));
-        while talking.load(Relaxed) > 0 {
+        while !of_talkers.iter().all(ScopedJoinHandle::is_finished) {
             if stage.target().is_called_within(LOOK_EVERY) {
                 let server = stage.target().accept();
                 scope.spawn(move || {
@@ -220,8 +213,9 @@ fn no_byte_is_wrong(stage: &Stage) {
             }
         }
         eprintln!("{} forged segments", sprayed.join().expect("it goes on"));
+        let held = of_talkers.into_iter().map(|talker| talker.join());
+        held.map(|held| held.expect("no conversation fails")).sum()
     });
-    let held = held.into_inner() as usize;
     stage.expect_ended(held, &[IN_ORDER, BY_RESET].concat());
     let mut by_reason = BTreeMap::<_, usize>::new();
     for entry in stage.hop().entries() {

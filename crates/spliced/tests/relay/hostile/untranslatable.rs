@@ -24,7 +24,9 @@ pub(super) fn stay_with_their_sockets(stage: &Stage, why: &str) {
         for entry in &entries {
             assert_ne!(entry["engine"], "segment", "{entry}");
         }
-        let found = entries.last().and_then(|entry| entry["why_engine"].as_str());
+        let found = entries
+            .last()
+            .and_then(|entry| entry["why_engine"].as_str());
         !stage.splices() || found.expect("a reason").contains(why)
     });
 }
