@@ -126,6 +126,7 @@ struct icmp_error {
 	__u32 length;		/* of the quoted packet, in bytes */
 	__u32 mtu;		/* where it was too big */
 	__u8 too_big;
+	__u8 is_verified;	/* where it was too big: its checksums are right */
 	__u8 refuses;		/* the server cannot be reached */
 	__u8 is_fatal;		/* a peer may take it for the end (RFC 1122, 4.2.3.9) */
 };
@@ -211,7 +212,7 @@ __noinline int judge_error(struct icmp_error *e)
 	if (!is_forwarded(flow)) {
 		if (!was_translated(flow, at.flow, from, seq))
 			return ICMP_UP;
-		if (!is_known || !e->too_big)
+		if (!is_known || !e->too_big || !e->is_verified)
 			return ICMP_NOWHERE;
 		hold(flow, at.flow, sender, SEGMENT_NARROW);
 		return ICMP_HELD;
@@ -257,6 +258,8 @@ __noinline int pass_error_v4(struct __sk_buff *skb)
 	e.seq = bpf_ntohl(p->tcp.seq);
 	e.hops = p->ip.ttl;
 	e.too_big = p->icmp.type == ICMP_UNREACHABLE && p->icmp.code == ICMP_TOO_BIG_CODE;
+	e.is_verified = e.too_big && is_header_right(skb) &&
+			is_message_right(skb, ETH_HLEN + sizeof(p->ip), ETH_HLEN + bpf_ntohs(p->ip.tot_len), 0);
 	e.mtu = bpf_ntohl(p->icmp.rest) & 0xffff;
 	e.length = bpf_ntohs(p->quoted.tot_len);
 	e.refuses = p->icmp.type == ICMP_UNREACHABLE && !e.too_big;
@@ -314,6 +317,14 @@ static __always_inline bool is_same(const struct in6_addr *a, const struct in6_a
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
 }
 
+/* The sum of the pseudo-header of ICMP (RFC 4443, 2.3). */
+static __always_inline __u32 pseudo_sum_v6(struct ipv6hdr *ip)
+{
+	__u32 sum = SUM_OF(&ip->saddr, ADDRESSES, 0);
+
+	return csum_change(csum_change(sum, 0, bpf_htonl(bpf_ntohs(ip->payload_len))), 0, bpf_htonl(IPPROTO_ICMPV6));
+}
+
 /* The same for IPv6. */
 __noinline int pass_error_v6(struct __sk_buff *skb)
 {
@@ -334,6 +345,9 @@ __noinline int pass_error_v6(struct __sk_buff *skb)
 	e.seq = bpf_ntohl(p->tcp.seq);
 	e.hops = p->ip.hop_limit;
 	e.too_big = p->icmp.type == ICMPV6_TOO_BIG;
+	e.is_verified = e.too_big && is_message_right(skb, ETH_HLEN + sizeof(p->ip),
+						      ETH_HLEN + sizeof(p->ip) + bpf_ntohs(p->ip.payload_len),
+						      pseudo_sum_v6(&p->ip));
 	e.mtu = bpf_ntohl(p->icmp.rest);
 	e.length = sizeof(p->quoted) + bpf_ntohs(p->quoted.payload_len);
 	e.refuses = p->icmp.type == ICMPV6_UNREACHABLE;
@@ -426,7 +440,6 @@ static __always_inline __u32 make_error_v4(struct __sk_buff *skb, struct icmp_ma
 static __always_inline __u32 make_error_v6(struct __sk_buff *skb, struct icmp_made_v6 *p, __u32 mtu)
 {
 	const __u32 quoted = sizeof(p->icmp) + sizeof(p->quoted) + sizeof(p->tcp);
-	__u32 sum;
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &p->quoted, sizeof(p->quoted) + sizeof(p->tcp.quote)))
 		return 0;
@@ -439,9 +452,7 @@ static __always_inline __u32 make_error_v6(struct __sk_buff *skb, struct icmp_ma
 	p->ip.daddr = p->quoted.saddr;
 	p->icmp.type = ICMPV6_TOO_BIG;
 	p->icmp.rest = bpf_htonl(mtu);
-	sum = SUM_OF(&p->ip.saddr, ADDRESSES, 0);
-	sum = csum_change(csum_change(sum, 0, bpf_htonl(quoted)), 0, bpf_htonl(IPPROTO_ICMPV6));
-	p->icmp.check = csum_fold(SUM_OF(&p->icmp, quoted, sum));
+	p->icmp.check = csum_fold(SUM_OF(&p->icmp, quoted, pseudo_sum_v6(&p->ip)));
 	return sizeof(*p);
 }
 

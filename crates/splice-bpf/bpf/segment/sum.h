@@ -92,6 +92,26 @@ static __always_inline bool is_header_right(struct __sk_buff *skb)
 	return !csum_fold(csum_narrow(sum));
 }
 
+/* Goes over all of the walk's packet. Whether its sum, with the checksum that is in it, is that of a right one. */
+static __always_inline bool is_walk_right(struct sum_walk *walk)
+{
+	__u32 zero = 0;
+
+	walk->chunk = bpf_map_lookup_elem(&segment_chunks, &zero);
+	if (!walk->chunk)
+		return false;
+	bpf_loop((walk->end - walk->at + CHUNK_BYTES - 1) / CHUNK_BYTES, sum_chunk, walk, 0);
+	return walk->at == walk->end && !csum_fold(walk->sum);
+}
+
+/* The same of a message from @at to before @end in the packet, whose pseudo-header has the sum @sum. */
+__noinline int is_message_right(struct __sk_buff *skb, __u32 at, __u32 end, __u32 sum)
+{
+	struct sum_walk walk = { .skb = skb, .at = at, .end = end, .sum = sum };
+
+	return at < end && (bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0 || is_walk_right(&walk));
+}
+
 /*
  * Whether the receiver would find the checksum of TCP right. A device, GRO, or a sender on this host may have taken care
  * of that; else the segment is summed up. The program never corrects a checksum, so a segment that is found wrong here is
@@ -102,7 +122,6 @@ static __always_inline bool is_header_right(struct __sk_buff *skb)
 static __always_inline bool is_segment_right(struct __sk_buff *skb, const struct segment *s)
 {
 	struct sum_walk walk = { .skb = skb };
-	__u32 zero = 0;
 
 	/* The kernel merges none that it has not verified, and has none to verify where it has made them. */
 	if (skb->gso_size)
@@ -113,11 +132,7 @@ static __always_inline bool is_segment_right(struct __sk_buff *skb, const struct
 	if ((s->check == (__u16)~csum_fold(walk.sum) && is_unfinished(skb)) ||
 	    bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0)
 		return true;
-	walk.chunk = bpf_map_lookup_elem(&segment_chunks, &zero);
-	if (!walk.chunk)
-		return false;
-	bpf_loop((walk.end - walk.at + CHUNK_BYTES - 1) / CHUNK_BYTES, sum_chunk, &walk, 0);
-	return walk.at == walk.end && !csum_fold(walk.sum);
+	return is_walk_right(&walk);
 }
 
 /* Whether the receiver would find all checksums right. @s: as parse() has read it. */

@@ -17,6 +17,8 @@ pub(super) struct IcmpError {
     pub(super) segment: Segment,
     /// How much of it is quoted, with the IP header.
     pub(super) quoted_bytes: usize,
+    /// Whether its checksum is wrong.
+    pub(super) is_damaged: bool,
 }
 
 impl IcmpError {
@@ -33,6 +35,7 @@ impl IcmpError {
             mtu,
             segment,
             quoted_bytes: usize::MAX,
+            is_damaged: false,
         }
     }
 
@@ -68,7 +71,7 @@ impl IcmpError {
             (from, to) => panic!("{from} and {to} are of different families"),
         }
         summed.extend(&message);
-        let sum = checksum(&summed);
+        let sum = checksum(&summed) ^ u16::from(self.is_damaged);
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         packet.extend(message);
         packet

@@ -87,6 +87,7 @@ fn errors_about_anything_end_nothing(stage: &Stage) {
                 mtu: random.next() as u16,
                 quoted_bytes: random.below(80) as usize,
                 segment,
+                is_damaged: false,
             });
         }
     });
@@ -96,5 +97,26 @@ fn errors_about_anything_end_nothing(stage: &Stage) {
     }
 }
 
+/// The stack discards it, whatever it says.
+fn a_damaged_error_changes_nothing(stage: &Stage) {
+    const MTU: u16 = 1300;
+    let crowd = Crowd::on(stage, &[()]);
+    crowd.attack(|(), forger, next| {
+        let segment = Segment {
+            payload: &[0; MTU as usize],
+            ..answer_to(next)
+        };
+        forger.send_error(&IcmpError {
+            is_damaged: true,
+            ..IcmpError::too_big(segment, MTU)
+        });
+    });
+    survive(crowd);
+    for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
+        assert_eq!(entry["engine"], "segment", "{entry}");
+    }
+}
+
+with_each_engine!(a_damaged_error_changes_nothing);
 with_each_engine!(errors_that_know_the_next_number_end_nothing);
 with_each_engine!(errors_about_anything_end_nothing);
