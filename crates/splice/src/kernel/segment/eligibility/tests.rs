@@ -6,12 +6,25 @@ const PAST_FIREWALL: Asked = Asked {
     peers: PeerNames { a: "A", b: "B" },
 };
 
-/// Why a pair is refused that is a sample but for `change`.
-fn refusal(change: impl FnOnce(&mut SegmentInspection)) -> String {
+/// What stands in the way of a pair that is a sample but for `change`.
+fn obstacle(change: impl FnOnce(&mut SegmentInspection)) -> Obstacle {
     let mut found = pair();
     change(&mut found);
-    match examine(&found, &COOKIES, Asked::default()) {
-        Err(Obstacle::Refused(why)) => why.into_owned(),
+    examine(&found, &COOKIES, Asked::default()).expect_err("an obstacle")
+}
+
+/// Why such a pair is refused.
+fn refusal(change: impl FnOnce(&mut SegmentInspection)) -> String {
+    match obstacle(change) {
+        Obstacle::Refused(why) => why.into_owned(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Why the network keeps such a pair with its sockets.
+fn of_network(change: impl FnOnce(&mut SegmentInspection)) -> String {
+    match obstacle(change) {
+        Obstacle::Network(why) => why.into_owned(),
         other => panic!("{other:?}"),
     }
 }
@@ -65,11 +78,11 @@ fn two_connections_that_differ_in_what_segments_carry_are_refused() {
 }
 
 #[test]
-fn segments_that_do_not_fit_on_the_other_side_are_refused() {
-    let why = refusal(|found| found.socket[0].announced_mss = 1_441);
+fn segments_that_do_not_fit_on_the_other_side_stay_with_the_sockets() {
+    let why = of_network(|found| found.socket[0].announced_mss = 1_441);
     assert!(why.contains("1441") && why.contains("1440"), "{why}");
     // The announcement makes room for timestamps, which the socket does not count.
-    let why = refusal(|found| {
+    let why = of_network(|found| {
         for socket in &mut found.socket {
             socket.flags |= has::TIMESTAMPS;
             socket.announced_mss = 1_429;
@@ -106,20 +119,22 @@ fn a_window_too_small_for_the_steps_it_is_announced_in_is_refused() {
 
 #[test]
 fn a_socket_without_a_route_keeps_its_pair() {
-    let mut found = pair();
-    found.socket[1].out_device = 0;
-    found.socket[1].out_type = 0;
-    match examine(&found, &COOKIES, Asked::default()) {
-        Err(Obstacle::Network(why)) => assert!(why.contains("B has no route"), "{why}"),
-        other => panic!("{other:?}"),
-    }
+    let why = of_network(|found| {
+        found.socket[1].out_device = 0;
+        found.socket[1].out_type = 0;
+    });
+    assert!(why.contains("B has no route"), "{why}");
 }
 
 #[test]
 fn a_device_that_segments_cannot_be_sent_on_is_refused() {
     let why = refusal(|found| found.socket[0].out_type = 65_534);
     assert!(why.contains("65534"), "{why}");
-    let why = refusal(|found| found.socket[0].in_device = 9);
+}
+
+#[test]
+fn a_pair_whose_segments_come_in_by_another_device_stays_with_its_sockets() {
+    let why = of_network(|found| found.socket[0].in_device = 9);
     assert!(why.contains("device 9"), "{why}");
 }
 
