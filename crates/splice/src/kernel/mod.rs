@@ -13,8 +13,8 @@
 //!                  gives one back by moving its mark                         │
 //!                  │                                                         │
 //!                  ├─ Holds(next) ──▶ watch the sockets as `next` says ──────┘
-//!                  ├─ Declined(why) ─▶ user space goes on alone; `why` is shown
-//!                  ├─ Refused(why) ──▶ the same, unless the engine was asked for by name
+//!                  ├─ Refused(..) ───▶ user space goes on alone, and the reason is shown; some end a pair
+//!                  │                   that has asked for the engine by name
 //!                  ├─ Returned(..) ──▶ user space goes on alone, where the kernel has got to
 //!                  └─ Ends(reason) ──▶ release(), both sockets are closed
 //! ```
@@ -29,6 +29,7 @@
 //!
 //! A path that begins with `bpf/` is one in `crates/splice-bpf`.
 
+mod refusal;
 pub(crate) mod segment;
 pub(crate) mod sockmap;
 mod tcp_state;
@@ -43,6 +44,8 @@ use crate::endpoint::Endpoint;
 use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Notifier;
+
+pub(crate) use self::refusal::{Cause, Refusal};
 
 /// One direction of a pair, as an engine sees it.
 pub(crate) trait DirectionView {
@@ -168,12 +171,8 @@ pub(crate) struct Returned {
 pub(crate) enum Turn {
     /// The engine has taken the pair, or still tries to.
     Holds(Next),
-    /// The engine cannot take the pair in its present state. It has left nothing behind: no direction has a
-    /// mark.
-    Declined(Cow<'static, str>),
-    /// The engine does not take pairs of this kind. It has left nothing behind. A pair that asked for it by
-    /// name ends.
-    Refused(Cow<'static, str>),
+    /// The engine does not take the pair. It has left nothing behind: no direction has a mark.
+    Refused(Refusal),
     /// The engine gives back a pair that it has taken, for good. No direction has a mark.
     Returned(Returned),
     /// The pair is over.

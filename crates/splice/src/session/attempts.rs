@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::kernel::Cause;
+
 /// What has come of an attempt to give a pair to an engine in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -12,9 +14,13 @@ pub enum Attempt {
     GivenBack,
     /// The engine could not take the pair in the state that it was in: a stream had ended, for one.
     Declined,
-    /// The engine does not take this pair: for its sockets, its way through the network, or the packet filters.
-    Refused,
-    /// This process cannot use the engine.
+    /// The network or a peer is in the way: routes, devices, sizes of segments, what they carry.
+    Network,
+    /// The relay's own sockets are in the way, or what is asked of them.
+    Sockets,
+    /// What this host does with packets is in the way: its packet filters, and BPF programs of others.
+    Filters,
+    /// The engine cannot be used, by this process or for the moment.
     Unavailable,
 }
 
@@ -24,16 +30,30 @@ pub(crate) struct Attempts(AtomicU8);
 
 impl Attempt {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Taken,
         Self::GivenBack,
         Self::Declined,
-        Self::Refused,
+        Self::Network,
+        Self::Sockets,
+        Self::Filters,
         Self::Unavailable,
     ];
 
     fn bit(self) -> u8 {
         1 << self as u8
+    }
+}
+
+impl From<Cause> for Attempt {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::State => Self::Declined,
+            Cause::Network => Self::Network,
+            Cause::Sockets => Self::Sockets,
+            Cause::Filters => Self::Filters,
+            Cause::Engine => Self::Unavailable,
+        }
     }
 }
 
@@ -57,9 +77,9 @@ mod tests {
     fn each_is_noted_once_and_stays() {
         let attempts = Attempts::default();
         assert_eq!(attempts.read().count(), 0);
-        let noted = [Attempt::Refused, Attempt::Taken, Attempt::Refused];
+        let noted = [Attempt::Sockets, Attempt::Taken, Attempt::Sockets];
         noted.into_iter().for_each(|attempt| attempts.note(attempt));
         let read: Vec<_> = attempts.read().collect();
-        assert_eq!(read, [Attempt::Taken, Attempt::Refused]);
+        assert_eq!(read, [Attempt::Taken, Attempt::Sockets]);
     }
 }

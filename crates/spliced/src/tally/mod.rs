@@ -263,9 +263,13 @@ words! {
         GivenBack = "given_back",
         /// Not in the state that it was in: a stream had ended, for one.
         Declined = "declined",
-        /// Not with its sockets, its way through the network, or the packet filters.
-        Refused = "refused",
-        /// This process cannot use the engine.
+        /// The network or a peer is in the way.
+        Network = "network",
+        /// The sockets of the relay are.
+        Sockets = "sockets",
+        /// The packet filters of this host are, or BPF programs of others.
+        Filters = "filters",
+        /// The engine cannot be used, by this process or for the moment.
         Unavailable = "unavailable",
         /// `auto` never tries it: it has a rate, a mark, a device or a UNIX socket.
         NeverTried = "never_tried",
@@ -279,7 +283,9 @@ impl From<Attempt> for Promotion {
             Attempt::Taken => Self::Taken,
             Attempt::GivenBack => Self::GivenBack,
             Attempt::Declined => Self::Declined,
-            Attempt::Refused => Self::Refused,
+            Attempt::Network => Self::Network,
+            Attempt::Sockets => Self::Sockets,
+            Attempt::Filters => Self::Filters,
             Attempt::Unavailable => Self::Unavailable,
             _ => Self::Other,
         }

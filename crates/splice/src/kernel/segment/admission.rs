@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Segment;
 use super::eligibility::{Obstacle, device, refused, why_filtered};
 use crate::firewall::{PassState, Refusal};
+use crate::kernel::Cause;
 use crate::outcome::Side;
 use splice_bpf::types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
 use std::task::Waker;
@@ -31,10 +32,8 @@ impl Segment {
             let socket = &found.socket[side.index()];
             let index = device(socket);
             let Some(device) = firewall.device(index, socket.out_type as u16) else {
-                return refused(format!(
-                    "the device towards {} is gone",
-                    self.asked.peers.of(side)
-                ));
+                let why = format!("the device towards {} is gone", self.asked.peers.of(side));
+                return refused(Cause::Network, why);
             };
             connections.push(connection(local, peer, device));
         }
@@ -53,7 +52,9 @@ impl Segment {
             }
             Err(Refusal::NotYet) => Err(Obstacle::NotNow),
             Err(Refusal::Short) => Err(Obstacle::Short),
-            Err(Refusal::Because(why)) => refused(format!("packet filters: {why}; {REMEDY}")),
+            Err(Refusal::Because(why)) => {
+                refused(Cause::Filters, format!("packet filters: {why}; {REMEDY}"))
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use super::eligibility::{
     NotedSegment, Obstacle, can_go_on, device, examine, has_ended, is_own, promised, was_seen,
 };
 use super::translation::Translation;
+use crate::kernel::{Cause, Refusal};
 use crate::outcome::Side;
 use splice_bpf::types::{SegmentInspection, SegmentSocket};
 
@@ -91,16 +92,18 @@ pub(super) struct Stream {
 pub(super) enum Progress {
     /// User space goes on copying; look again after this long.
     Copying(Duration),
-    /// The pair stays in user space: one of its streams has ended, or its way has changed.
-    Declined(Cow<'static, str>),
-    /// The pair stays in user space: the engine does not take pairs of this kind.
-    Refused(Cow<'static, str>),
+    /// The pair stays in user space.
+    Refused(Refusal),
     /// The sockets sleep; look again after this long.
     Spliced(Duration),
     /// Look again at once: a sleeping socket has something to deliver, or the pair goes back.
     Again,
     /// This side's peer has been silent for too long.
     GivenUp(Side),
+}
+
+fn stays(cause: Cause, why: impl Into<Cow<'static, str>>) -> Watched {
+    Watched::Stays(Progress::Refused(cause.because(why)))
 }
 
 /// What a look at a watched pair came to.
@@ -194,17 +197,16 @@ impl ChangeOver {
     ) -> Watched {
         // A peer whose stream has ended may send nothing more that the program could see.
         if !self.finds_both(found) || found.socket.iter().any(has_ended) {
-            return Watched::Stays(Progress::Declined(ENDED_BEFORE.into()));
+            return stays(Cause::State, ENDED_BEFORE);
         }
         match examine(found, &self.cookies, self.asked) {
-            Err(Obstacle::Refused(why)) => return Watched::Stays(Progress::Refused(why)),
-            Err(Obstacle::Network(why)) => return Watched::Stays(Progress::Declined(why)),
-            Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE.into())),
+            Err(Obstacle::Refused(refusal)) => return Watched::Stays(Progress::Refused(refusal)),
+            Err(Obstacle::Ended) => return stays(Cause::State, ENDED_BEFORE),
             Err(Obstacle::NotNow | Obstacle::Short) | Ok(()) => {}
         }
         if !self.asked.bypasses_firewall && !is_admitted {
             let why = "its route has changed since the packet filters were asked";
-            return Watched::Stays(Progress::Declined(why.into()));
+            return stays(Cause::Network, why);
         }
         for side in Side::BOTH {
             let noted = noted[side.index()];
@@ -220,7 +222,7 @@ impl ChangeOver {
                     "{}'s segments arrive with a TTL of 1, so they cannot be forwarded",
                     self.asked.peers.of(side)
                 );
-                return Watched::Stays(Progress::Refused(why.into()));
+                return stays(Cause::Network, why);
             }
         }
         let in_flight = streams.map(|stream| stream.in_flight_bytes);
@@ -242,10 +244,10 @@ impl ChangeOver {
 
     /// Looks again later, or gives up when the last probe has had no answer. Once bytes may bypass the
     /// sockets it is too late for that.
-    pub(super) fn later_or(&mut self, now: Instant, why: impl Into<Cow<'static, str>>) -> Progress {
+    pub(super) fn later_or(&mut self, now: Instant, refusal: Refusal) -> Progress {
         let is_unanswered = |at| now.duration_since(at) > SEEN_WITHIN;
         if self.probes_left == 0 && self.probed_at.is_some_and(is_unanswered) && !self.has_taken() {
-            return Progress::Refused(why.into());
+            return Progress::Refused(refusal);
         }
         self.later()
     }

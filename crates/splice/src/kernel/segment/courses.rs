@@ -9,9 +9,10 @@ use splice_base::socket_option;
 
 use super::Segment;
 use super::change_over::Phase;
-use super::eligibility::{Obstacle, device, longest_packet};
+use super::eligibility::{Obstacle, device, longest_packet, refused};
 use super::flow::Flow;
 use crate::endpoint::Endpoint;
+use crate::kernel::Cause;
 use crate::outcome::Side;
 use crate::routing::{Ends, Leg, Refusal, Routed};
 use splice_bpf::types::SegmentInspection;
@@ -50,7 +51,7 @@ impl Segment {
         });
         match routing.admit(legs, self.asked.peers, waker) {
             Ok(routed) => self.routed = Some(routed),
-            Err(Refusal::Because(why)) => return Err(Obstacle::Network(why.into())),
+            Err(Refusal::Because(why)) => return refused(Cause::Network, why),
             Err(Refusal::Short) => return Err(Obstacle::Short),
         }
         Ok(())

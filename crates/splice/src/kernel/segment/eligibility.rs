@@ -9,6 +9,7 @@ use super::datapath::Failure;
 use crate::endpoint::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
 use crate::kernel::segment::Asked;
 use crate::kernel::tcp_state::{ESTABLISHED, LISTEN};
+use crate::kernel::{Cause, Refusal};
 use crate::outcome::{PeerNames, Side};
 use splice_bpf::types::segment_socket_flag as has;
 use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTuple};
@@ -16,12 +17,8 @@ use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTu
 /// Why a pair cannot change over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// It never can.
-    Refused(Cow<'static, str>),
-    /// Its routes cannot be taken, packets come another way than they leave, a path has become too narrow since the connections
-    /// were made, or one peer takes less than the other may send. That is the network's doing or a peer's, so the pair goes on
-    /// by its sockets, as one does that has changed over before.
-    Network(Cow<'static, str>),
+    /// It stays with its sockets.
+    Refused(Refusal),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
     /// Something is short for the moment, such as descriptors.
@@ -34,13 +31,13 @@ impl From<Failure> for Obstacle {
     fn from(failure: Failure) -> Self {
         match failure.is_short() {
             true => Self::Short,
-            false => Self::Refused(failure.why.into()),
+            false => Self::Refused(Cause::Engine.because(failure.why)),
         }
     }
 }
 
-pub(super) fn refused<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Obstacle> {
-    Err(Obstacle::Refused(why.into()))
+pub(super) fn refused<T>(cause: Cause, why: impl Into<Cow<'static, str>>) -> Result<T, Obstacle> {
+    Err(Obstacle::Refused(cause.because(why)))
 }
 
 /// From `linux/if_arp.h`.
@@ -113,9 +110,10 @@ pub(super) fn examine(
         }
         let peer = asked.peers.of(side);
         if !is_own(socket, cookies[side.index()]) {
-            return refused(format!(
+            let why = format!(
                 "the connection with {peer} belongs to another network namespace than the thread"
-            ));
+            );
+            return refused(Cause::Sockets, why);
         }
         for (bit, what) in [
             (has::SIGNED, "is signed (TCP-MD5 or TCP-AO)"),
@@ -153,34 +151,42 @@ pub(super) fn examine(
             ),
         ] {
             if socket.flags & bit & !bypassed != 0 {
-                return refused(format!("the connection with {peer} {what}"));
+                let cause = match bit {
+                    has::WRAPPED | has::RULED => Cause::Network,
+                    has::FILTERED | has::EXTENDED => Cause::Filters,
+                    _ => Cause::Sockets,
+                };
+                return refused(cause, format!("the connection with {peer} {what}"));
             }
         }
         // The socket asks for its route when it sends.
         if socket.out_device == 0 {
             let why = format!("the connection with {peer} has no route now");
-            return Err(Obstacle::Network(why.into()));
+            return refused(Cause::Network, why);
         }
         if !matches!(socket.out_type, ARPHRD_ETHER | ARPHRD_LOOPBACK) {
-            return refused(format!(
+            let why = format!(
                 "{peer} is reached over a device of type {} without Ethernet headers",
                 socket.out_type
-            ));
+            );
+            return refused(Cause::Network, why);
         }
         if device(socket) != socket.out_device {
             let why = format!(
                 "{peer}'s segments come in on device {}, and those to it leave by device {}",
                 socket.in_device, socket.out_device
             );
-            return Err(Obstacle::Network(why.into()));
+            return refused(Cause::Network, why);
         }
     }
     let [a, b] = &found.socket;
     if is_ipv4(&found.tuple[0]) != is_ipv4(&found.tuple[1]) {
-        return refused("one connection is over IPv4, the other over IPv6");
+        let why = "one connection is over IPv4, the other over IPv6";
+        return refused(Cause::Sockets, why);
     }
     if (a.flags ^ b.flags) & has::TIMESTAMPS != 0 {
-        return refused("only one of the two connections has TCP timestamps");
+        let why = "only one of the two connections has TCP timestamps";
+        return refused(Cause::Network, why);
     }
     for from in Side::BOTH {
         let sender = &found.socket[from.index()];
@@ -194,7 +200,7 @@ pub(super) fn examine(
                 asked.peers.of(from),
                 asked.peers.of(from.other()),
             );
-            return Err(Obstacle::Network(why.into()));
+            return refused(Cause::Network, why);
         }
         let packet = longest_packet(found, from);
         if packet > receiver.path_mtu {
@@ -204,18 +210,19 @@ pub(super) fn examine(
                 asked.peers.of(from.other()),
                 receiver.path_mtu
             );
-            return Err(Obstacle::Network(why.into()));
+            return refused(Cause::Network, why);
         }
         // A window is announced in steps of the scale that the relay once chose.
         let step = 1u32 << sender.own_scale;
         let least = 2 * step.max(sender.announced_mss.min(LARGEST_MSS_BYTES));
         if receiver.largest_window < least {
-            return refused(format!(
+            let why = format!(
                 "{} has a window of at most {} bytes, too small for {}, which reads it in steps of {step}",
                 asked.peers.of(from.other()),
                 receiver.largest_window,
                 asked.peers.of(from),
-            ));
+            );
+            return refused(Cause::Network, why);
         }
     }
     Ok(())

@@ -199,10 +199,8 @@ impl KernelEngine for Segment {
 
     fn turn(&mut self, pair: &mut PairView<'_>) -> Turn {
         let turn = self.step(pair);
-        if matches!(
-            turn,
-            Turn::Declined(_) | Turn::Refused(_) | Turn::Returned(_)
-        ) && self.change_over.phase() != Phase::New
+        if matches!(turn, Turn::Refused(_) | Turn::Returned(_))
+            && self.change_over.phase() != Phase::New
         {
             pair.ends.into_iter().for_each(Endpoint::end_on_close);
         }

@@ -16,7 +16,7 @@ use super::sockets::{address_pair, probe, put_to_sleep, tuple_of};
 use super::translation::Translation;
 use super::{Segment, reached};
 use crate::endpoint::Endpoint;
-use crate::kernel::{Next, PairView, Turn, Watch};
+use crate::kernel::{Cause, Next, PairView, Refusal, Turn, Watch};
 use crate::outcome::Reason;
 use splice_base::shortage::is_shortage;
 use splice_bpf::types::{SegmentInspection, segment_mark as mark};
@@ -48,11 +48,11 @@ impl Segment {
         match self.change_over.phase() {
             Phase::New | Phase::Watching => {
                 if let Some(why) = self.why_revoked() {
-                    return Turn::Refused(format!("segment: {why}").into());
+                    return refused_turn(&Cause::Filters.because(why));
                 }
                 // It is not reset for that, as little as one that has changed over.
                 if let Some(why) = self.why_moved() {
-                    return declined(&why);
+                    return refused_turn(&Cause::Network.because(why));
                 }
                 if self.is_closed() {
                     let pause = Next::watching(Watch::Stream);
@@ -77,8 +77,7 @@ impl Segment {
         let mut next = Next::watching(Watch::Stream);
         match progress {
             Progress::Copying(pause) => next.look_at = Some(pair.now + pause),
-            Progress::Declined(why) => return declined(&why),
-            Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
+            Progress::Refused(refusal) => return refused_turn(&refusal),
             Progress::Spliced(pause) => {
                 next.watch = Watch::Ends;
                 next.look_at = Some(pair.now + pause);
@@ -113,10 +112,10 @@ impl Segment {
         }
         let mut directions = pair.directions.iter();
         if directions.any(|direction| direction.is_ending()) {
-            return Err(declined(ENDED_BEFORE));
+            return Err(refused_turn(&Cause::State.because(ENDED_BEFORE)));
         }
         let begun = match pair.byte_limit {
-            Some(_) => refused("a byte limit is set"),
+            Some(_) => refused(Cause::Sockets, "a byte limit is set"),
             None => self.begin(pair.ends, pair.waker),
         };
         let mut later = |pause| {
@@ -125,11 +124,10 @@ impl Segment {
             wait_until(at)
         };
         begun.map_err(|obstacle| match obstacle {
-            Obstacle::Ended => declined(ENDED_BEFORE),
+            Obstacle::Ended => refused_turn(&Cause::State.because(ENDED_BEFORE)),
             Obstacle::NotNow => later(ATTACHING_PAUSE),
             Obstacle::Short => later(SHORT_PAUSE),
-            Obstacle::Refused(why) => Turn::Refused(format!("segment: {why}").into()),
-            Obstacle::Network(why) => declined(&why),
+            Obstacle::Refused(refusal) => refused_turn(&refusal),
         })
     }
 
@@ -139,20 +137,21 @@ impl Segment {
             // A connection that was reset has no peer any more.
             addresses.push(address_pair(end).ok_or(Obstacle::Ended)?);
             *cookie = sockopt::socket_cookie(end).map_err(|errno| {
-                Obstacle::Refused(format!("the kernel gives a socket no cookie: {errno}").into())
+                let why = format!("the kernel gives a socket no cookie: {errno}");
+                Obstacle::Refused(Cause::Engine.because(why))
             })?;
         }
         let addresses = [addresses[0], addresses[1]];
         let tuples = addresses.map(|(local, peer)| tuple_of(local, peer));
         if addresses[0].0 == addresses[1].1 && addresses[0].1 == addresses[1].0 {
-            return refused("the relay is connected to itself");
+            return refused(Cause::Sockets, "the relay is connected to itself");
         }
         let found = self
             .datapath
             .inspect(&tuples)
             .map_err(|errno| match is_shortage(errno) {
                 true => Obstacle::Short,
-                false => Obstacle::Refused(not_inspected(errno).into()),
+                false => Obstacle::Refused(Cause::Engine.because(not_inspected(errno))),
             })?;
         examine(&found, &cookies, self.asked)?;
         let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
@@ -167,7 +166,7 @@ impl Segment {
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
         let flow = Flow::watch(Arc::clone(&self.datapath), tuples, devices, scales)
-            .map_err(|why| Obstacle::Refused(why.into()))?;
+            .map_err(|why| Obstacle::Refused(Cause::Engine.because(why)))?;
         flow.call(waker());
         self.counters.set_flow(flow);
         // Should this process die, the peers must not take a FIN for the end of the stream.
@@ -191,14 +190,18 @@ impl Segment {
     /// Sees how far the change-over has come, and takes the next step.
     fn look(&mut self, ends: [&Endpoint; 2], streams: [Stream; 2], now: Instant) -> Progress {
         let Some(flow) = self.counters.flow().map(Arc::clone) else {
-            return Progress::Refused("the program does not watch the pair yet".into());
+            let why = "the program does not watch the pair yet";
+            return Progress::Refused(Cause::Engine.because(why));
         };
         if self.peers.as_ref().is_some_and(|peers| peers.sleep) {
             return self.look_at_peers(&flow, ends, now);
         }
         let found = match self.datapath.inspect(flow.tuples()) {
             Ok(found) => found,
-            Err(errno) => return self.change_over.later_or(now, not_inspected(errno)),
+            Err(errno) => {
+                let refusal = Cause::Engine.because(not_inspected(errno));
+                return self.change_over.later_or(now, refusal);
+            }
         };
         match self.change_over.phase() {
             Phase::New | Phase::Watching => self.watch(&flow, ends, &found, streams, now),
@@ -235,15 +238,17 @@ impl Segment {
                 device,
                 is_probe_due,
             } => {
-                if is_probe_due && let Err(Obstacle::Refused(why)) = self.probe(ends, device, now) {
-                    return Progress::Refused(why);
+                if is_probe_due
+                    && let Err(Obstacle::Refused(refusal)) = self.probe(ends, device, now)
+                {
+                    return Progress::Refused(refusal);
                 }
                 let why = format!(
                     "the program saw no segment of {} on device {device}: NAT, policy routing or another \
                      tc program is in between",
                     self.asked.peers.of(side)
                 );
-                return self.change_over.later_or(now, why);
+                return self.change_over.later_or(now, Cause::Filters.because(why));
             }
         };
         self.change_over.prepare_overlap(&translation);
@@ -399,8 +404,10 @@ fn noted_segment(flow: &Flow, side: usize) -> Option<NotedSegment> {
     })
 }
 
-fn declined(why: &str) -> Turn {
-    Turn::Declined(format!("segment: {why}").into())
+/// Not with this engine.
+fn refused_turn(refusal: &Refusal) -> Turn {
+    let Refusal { cause, why } = refusal;
+    Turn::Refused(cause.because(format!("segment: {why}")))
 }
 
 fn not_inspected(errno: Errno) -> String {

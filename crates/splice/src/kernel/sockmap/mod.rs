@@ -67,7 +67,7 @@ use rustix::net::sockopt::socket_cookie;
 
 use self::redirect_half::{RedirectHalf, State};
 use self::shared::Shared;
-use super::{DirectionView, KernelCounters, KernelEngine, Next, PairView, Turn};
+use super::{Cause, DirectionView, KernelCounters, KernelEngine, Next, PairView, Turn};
 use crate::endpoint::Endpoint;
 use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
@@ -219,10 +219,11 @@ impl KernelEngine for Sockmap {
                 .iter()
                 .any(|direction| direction.is_ending())
             {
-                return Turn::Declined("sockmap: a stream had ended before it was taken".into());
+                let why = "sockmap: a stream had ended before it was taken";
+                return Turn::Refused(Cause::State.because(why));
             }
             if let Err(why) = self.prepare(pair) {
-                return Turn::Declined(format!("sockmap: {why}").into());
+                return Turn::Refused(Cause::State.because(format!("sockmap: {why}")));
             }
         }
         let mut next = Next::ASLEEP;
@@ -244,7 +245,8 @@ impl KernelEngine for Sockmap {
                 end.tune_buffers();
             }
             let why = self.halves.iter().find_map(RedirectHalf::why_given_up);
-            return Turn::Declined(format!("sockmap: {}", why.unwrap_or_default()).into());
+            let why = format!("sockmap: {}", why.unwrap_or_default());
+            return Turn::Refused(Cause::State.because(why));
         }
         Turn::Holds(next)
     }

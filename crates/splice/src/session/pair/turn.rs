@@ -8,7 +8,9 @@ use super::promotion::{Candidate, Proposal, Trigger};
 use super::{Pair, errno_of};
 use crate::endpoint::redirected_receive_bytes;
 use crate::flow::Direction;
-use crate::kernel::{Aftermath, DirectionView as _, Next, PairView, Returned, Turn, Watch};
+use crate::kernel::{
+    Aftermath, DirectionView as _, Next, PairView, Refusal, Returned, Turn, Watch,
+};
 use crate::name::EngineChoice;
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest, Step};
@@ -43,10 +45,6 @@ impl Pair {
             waker: &|| cx.waker().into(),
             now: cx.now(),
         });
-        let attempt = match turn {
-            Turn::Declined(_) => Attempt::Declined,
-            _ => Attempt::Refused,
-        };
         let next = match turn {
             Turn::Holds(next) => {
                 if kernel.has_taken() && !self.taken {
@@ -61,14 +59,13 @@ impl Pair {
                 }
                 next
             }
-            Turn::Refused(why) if self.choice != EngineChoice::Auto => {
-                self.kernel = None;
-                self.status.attempts.note(Attempt::Refused);
-                self.declined = Some(Box::new(why));
-                return self.end(cx, Reason::Refused);
-            }
-            Turn::Declined(why) | Turn::Refused(why) => {
-                self.status.attempts.note(attempt);
+            Turn::Refused(Refusal { cause, why }) => {
+                self.status.attempts.note(cause.into());
+                if self.choice != EngineChoice::Auto && cause.ends_by_name() {
+                    self.kernel = None;
+                    self.declined = Some(Box::new(why));
+                    return self.end(cx, Reason::Refused);
+                }
                 if let Some(promotion) = &mut self.promotion {
                     promotion.declined(name, cx.now());
                     self.promotion.take_if(|promotion| promotion.is_over());

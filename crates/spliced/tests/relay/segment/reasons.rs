@@ -3,6 +3,7 @@
 use netlab::{Lab, Need, available};
 
 use super::hop::Hop;
+use crate::metrics::reading::Reading;
 use crate::patience::until_found;
 use crate::payload::Payload;
 use crate::peer::Peer;
@@ -22,6 +23,8 @@ struct Case {
     /// What is set in the namespace of the relay.
     setting: Option<&'static [&'static str]>,
     why: &'static str,
+    /// How it is counted.
+    result: &'static str,
 }
 
 const CASES: [Case; 5] = [
@@ -31,6 +34,7 @@ const CASES: [Case; 5] = [
         setting: None,
         why: "segment: the server may send segments of 65495 bytes, but the client takes 1460; \
               --engine segment (SegmentSize) announces what fits",
+        result: "network",
     },
     Case {
         client: BESIDE_THE_RELAY,
@@ -38,6 +42,7 @@ const CASES: [Case; 5] = [
         setting: None,
         why: "segment: the client may send segments of 65495 bytes, but the server takes 1460; \
               --engine segment (SegmentSize) announces what fits",
+        result: "network",
     },
     Case {
         client: ELSEWHERE,
@@ -45,6 +50,7 @@ const CASES: [Case; 5] = [
         setting: Some(&["ip", "rule", "add", "dport", "9", "lookup", "main"]),
         why: "segment: the connection with the client may be routed by its port or protocol (ip rule), \
               which translated segments are not",
+        result: "network",
     },
     Case {
         client: ELSEWHERE,
@@ -67,6 +73,7 @@ const CASES: [Case; 5] = [
             "use",
         ]),
         why: "segment: the connection with the client is protected by a policy of IPsec (ip xfrm policy)",
+        result: "network",
     },
     Case {
         client: ELSEWHERE,
@@ -76,6 +83,7 @@ const CASES: [Case; 5] = [
             "add table ip t; add chain ip t in { type filter hook input priority 0; }; add rule ip t in log",
         ]),
         why: "segment: packet filters: ip t in handle 2 logs; change that, or bypass them knowingly",
+        result: "filters",
     },
 ];
 
@@ -123,5 +131,10 @@ fn the_reasons_name_the_client_and_the_server() {
             is_tried.then(|| why.to_owned())
         });
         assert!(why.contains(case.why), "{why}");
+        let reading = Reading::at(&format!("/run/spliced/{}.sock", hop.relay.id()));
+        for result in ["network", "sockets", "filters"] {
+            let count = reading.sum("spliced_promotions_total", &[("result", result)]);
+            assert_eq!(count > 0, result == case.result, "{count} {result}: {why}");
+        }
     }
 }

@@ -67,10 +67,10 @@ fn unseen_peers_are_probed_three_times_and_then_refused() {
             change_over.probed(now);
             probes.push(now - start);
         }
-        match change_over.later_or(now, "unseen") {
+        match change_over.later_or(now, Cause::Filters.because("unseen")) {
             Progress::Copying(pause) => now += pause,
             refused => {
-                assert_eq!(refused, Progress::Refused("unseen".into()));
+                assert_eq!(refused, Progress::Refused(Cause::Filters.because("unseen")));
                 break now - start;
             }
         }
@@ -96,7 +96,7 @@ fn a_pair_that_changes_over_is_refused_no_more() {
         change_over.probed(now);
     }
     now += 2 * SEEN_WITHIN;
-    let progress = change_over.later_or(now, "the kernel does not answer");
+    let progress = change_over.later_or(now, Cause::Engine.because("the kernel does not answer"));
     assert_eq!(progress, Progress::Copying(SHORTEST_PAUSE));
 }
 
@@ -107,13 +107,13 @@ fn a_pair_is_declined_when_a_stream_has_ended() {
     found.socket[1].state = 8;
     assert_eq!(
         outcome(&found, true),
-        Progress::Declined(ENDED_BEFORE.into())
+        Progress::Refused(Cause::State.because(ENDED_BEFORE))
     );
     let mut found = pair();
     found.socket[0].cookie += 1;
     assert_eq!(
         outcome(&found, true),
-        Progress::Declined(ENDED_BEFORE.into())
+        Progress::Refused(Cause::State.because(ENDED_BEFORE))
     );
 }
 
@@ -122,7 +122,10 @@ fn a_pair_is_refused_when_its_last_hop_is_in_the_way() {
     let mut found = pair();
     found.seen[0].hops = 1;
     match outcome(&found, true) {
-        Progress::Refused(why) => assert!(why.contains("TTL of 1"), "{why}"),
+        Progress::Refused(Refusal { cause, why }) => {
+            assert_eq!(cause, Cause::Network);
+            assert!(why.contains("TTL of 1"), "{why}");
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -130,7 +133,10 @@ fn a_pair_is_refused_when_its_last_hop_is_in_the_way() {
 #[test]
 fn a_pair_is_declined_when_its_way_has_changed() {
     let declined = |progress: Progress| match progress {
-        Progress::Declined(why) => why,
+        Progress::Refused(Refusal {
+            cause: Cause::Network,
+            why,
+        }) => why,
         other => panic!("{other:?}"),
     };
     let why = declined(outcome(&pair(), false));

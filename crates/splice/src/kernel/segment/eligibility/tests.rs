@@ -13,18 +13,10 @@ fn obstacle(change: impl FnOnce(&mut SegmentInspection)) -> Obstacle {
     examine(&found, &COOKIES, Asked::default()).expect_err("an obstacle")
 }
 
-/// Why such a pair is refused.
-fn refusal(change: impl FnOnce(&mut SegmentInspection)) -> String {
+/// Why such a pair is refused, with this cause.
+fn refusal(expected: Cause, change: impl FnOnce(&mut SegmentInspection)) -> String {
     match obstacle(change) {
-        Obstacle::Refused(why) => why.into_owned(),
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Why the network keeps such a pair with its sockets.
-fn of_network(change: impl FnOnce(&mut SegmentInspection)) -> String {
-    match obstacle(change) {
-        Obstacle::Network(why) => why.into_owned(),
+        Obstacle::Refused(Refusal { cause, why }) if cause == expected => why.into_owned(),
         other => panic!("{other:?}"),
     }
 }
@@ -36,21 +28,21 @@ fn plain_tcp_connections_are_eligible() {
 
 #[test]
 fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
-    for (bit, word) in [
-        (has::SIGNED, "signed"),
-        (has::LAYERED, "layer"),
-        (has::WRAPPED, "IPsec"),
-        (has::MARKED, "SO_MARK"),
-        (has::CLASSED, "IP_TOS"),
-        (has::BOUND, "VRF"),
-        (has::RULED, "ip rule"),
+    for (bit, cause, word) in [
+        (has::SIGNED, Cause::Sockets, "signed"),
+        (has::LAYERED, Cause::Sockets, "layer"),
+        (has::WRAPPED, Cause::Network, "IPsec"),
+        (has::MARKED, Cause::Sockets, "SO_MARK"),
+        (has::CLASSED, Cause::Sockets, "IP_TOS"),
+        (has::BOUND, Cause::Sockets, "VRF"),
+        (has::RULED, Cause::Network, "ip rule"),
         // Linux 6.18 knows accurate ECN and does not negotiate it (`net.ipv4.tcp_ecn` takes no 3).
-        (has::COUNTS_ECN, "accurate ECN"),
-        (has::FILTERED, "control group"),
-        (has::EXTENDED, "sock_ops"),
+        (has::COUNTS_ECN, Cause::Sockets, "accurate ECN"),
+        (has::FILTERED, Cause::Filters, "control group"),
+        (has::EXTENDED, Cause::Filters, "sock_ops"),
     ] {
         for (socket, peer) in [(0, "A "), (1, "B ")] {
-            let why = refusal(|found| found.socket[socket].flags |= bit);
+            let why = refusal(cause, |found| found.socket[socket].flags |= bit);
             let whose = format!("the connection with {peer}");
             assert!(why.starts_with(&whose) && why.contains(word), "{why}");
         }
@@ -71,18 +63,24 @@ fn a_control_group_filter_is_no_obstacle_where_packet_filters_are_bypassed() {
 
 #[test]
 fn two_connections_that_differ_in_what_segments_carry_are_refused() {
-    let why = refusal(|found| found.tuple[0].source[10..12].fill(0xff));
+    let why = refusal(Cause::Sockets, |found| {
+        found.tuple[0].source[10..12].fill(0xff)
+    });
     assert!(why.contains("IPv4") && why.contains("IPv6"), "{why}");
-    let why = refusal(|found| found.socket[1].flags |= has::TIMESTAMPS);
+    let why = refusal(Cause::Network, |found| {
+        found.socket[1].flags |= has::TIMESTAMPS
+    });
     assert!(why.contains("timestamps"), "{why}");
 }
 
 #[test]
 fn segments_that_do_not_fit_on_the_other_side_stay_with_the_sockets() {
-    let why = of_network(|found| found.socket[0].announced_mss = 1_441);
+    let why = refusal(Cause::Network, |found| {
+        found.socket[0].announced_mss = 1_441
+    });
     assert!(why.contains("1441") && why.contains("1440"), "{why}");
     // The announcement makes room for timestamps, which the socket does not count.
-    let why = of_network(|found| {
+    let why = refusal(Cause::Network, |found| {
         for socket in &mut found.socket {
             socket.flags |= has::TIMESTAMPS;
             socket.announced_mss = 1_429;
@@ -99,7 +97,12 @@ fn segments_that_do_not_fit_on_the_path_stay_with_the_sockets() {
             found.socket[side].path_mtu = mtu;
             match examine(&found, &COOKIES, Asked::default()) {
                 Ok(()) => assert!(fits),
-                Err(Obstacle::Network(why)) => assert!(!fits && why.contains("1459"), "{why}"),
+                Err(Obstacle::Refused(Refusal { cause, why })) => {
+                    assert!(
+                        !fits && cause == Cause::Network && why.contains("1459"),
+                        "{why}"
+                    );
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -108,9 +111,11 @@ fn segments_that_do_not_fit_on_the_path_stay_with_the_sockets() {
 
 #[test]
 fn a_window_too_small_for_the_steps_it_is_announced_in_is_refused() {
-    let why = refusal(|found| found.socket[1].largest_window = 2_799);
+    let why = refusal(Cause::Network, |found| {
+        found.socket[1].largest_window = 2_799
+    });
     assert!(why.contains("2799"), "{why}");
-    let why = refusal(|found| {
+    let why = refusal(Cause::Network, |found| {
         found.socket[0].own_scale = 14;
         found.socket[1].largest_window = 32_767;
     });
@@ -119,7 +124,7 @@ fn a_window_too_small_for_the_steps_it_is_announced_in_is_refused() {
 
 #[test]
 fn a_socket_without_a_route_keeps_its_pair() {
-    let why = of_network(|found| {
+    let why = refusal(Cause::Network, |found| {
         found.socket[1].out_device = 0;
         found.socket[1].out_type = 0;
     });
@@ -128,13 +133,13 @@ fn a_socket_without_a_route_keeps_its_pair() {
 
 #[test]
 fn a_device_that_segments_cannot_be_sent_on_is_refused() {
-    let why = refusal(|found| found.socket[0].out_type = 65_534);
+    let why = refusal(Cause::Network, |found| found.socket[0].out_type = 65_534);
     assert!(why.contains("65534"), "{why}");
 }
 
 #[test]
 fn a_pair_whose_segments_come_in_by_another_device_stays_with_its_sockets() {
-    let why = of_network(|found| found.socket[0].in_device = 9);
+    let why = refusal(Cause::Network, |found| found.socket[0].in_device = 9);
     assert!(why.contains("device 9"), "{why}");
 }
 
@@ -152,7 +157,7 @@ fn a_socket_in_the_place_of_one_that_is_gone_is_not_the_pairs() {
         examine(&found, &COOKIES, Asked::default()),
         Err(Obstacle::Ended)
     );
-    let why = refusal(|found| found.socket[1].cookie += 1);
+    let why = refusal(Cause::Sockets, |found| found.socket[1].cookie += 1);
     assert!(why.contains("network namespace"), "{why}");
 }
 

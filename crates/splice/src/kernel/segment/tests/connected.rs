@@ -130,6 +130,12 @@ pub(super) fn why_refused(handle: &Handle) -> String {
     outcome.why_engine.into_owned()
 }
 
+/// A pair that asks for the engine by name stays with its sockets, for this reason.
+pub(super) fn expect_kept(handle: &Handle, why: &str) {
+    netlab::until("the reason is known", || handle.engine().1.contains(why));
+    assert_ne!(handle.engine().0, EngineName::Segment, "{handle:?}");
+}
+
 pub(super) fn moved(outcome: &Outcome) -> [u64; 2] {
     [outcome.moved.a_to_b, outcome.moved.b_to_a]
 }

@@ -64,9 +64,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use connected::{
-    Connected, Joined, by_name, by_volume, connect_in, datapath_in, ended, listen, listen_in,
-    moved, sockets_across, spliced, spliced_across, spliced_lab, splicer_in, tuple, wait_for_sleep,
-    why_refused,
+    Connected, Joined, by_name, by_volume, connect_in, datapath_in, ended, expect_kept, listen,
+    listen_in, moved, sockets_across, spliced, spliced_across, spliced_lab, splicer_in, tuple,
+    wait_for_sleep, why_refused,
 };
 use counters::{changes, count, counters_across, counters_in};
 // Long enough for a last acknowledgement that a lossy path loses four times (6 s), and for the look at a
