@@ -46,10 +46,31 @@ macro_rules! with_each_engine {
     };
 }
 
+/// A test that compares the times of a case, for each IP version.
+macro_rules! compare_times {
+    ($case:ident) => {
+        mod $case {
+            use super::super::stage::Family;
+
+            #[test]
+            #[ignore = "soak: compares times"]
+            fn v4() {
+                super::$case(Family::V4);
+            }
+
+            #[test]
+            #[ignore = "soak: compares times"]
+            fn v6() {
+                super::$case(Family::V6);
+            }
+        }
+    };
+}
+
 mod another_device;
 mod bad_network;
-mod big_packets;
 mod bad_network_time;
+mod big_packets;
 mod bit_error;
 mod connection;
 mod crowd;
@@ -66,6 +87,7 @@ mod no_room;
 mod one_end;
 mod path_mtu;
 mod path_mtu_time;
+mod pause;
 mod patience;
 mod reset;
 mod route_mtu;
@@ -76,8 +98,10 @@ mod spray;
 mod stage;
 mod syn;
 mod tc_programs;
+mod times;
 mod timestamp;
 mod turmoil;
 mod unread;
 mod untranslated;
+mod untranslated_time;
 mod vanish;

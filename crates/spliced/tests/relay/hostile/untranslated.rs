@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use netlab::Lab;
+use netlab::{Lab, Namespace};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 use splice_base::socket_option::send_ip_options;
 
@@ -36,16 +36,33 @@ pub(super) fn fragment(stage: &Stage, side: Side, connections: &[Connection]) {
         let peer = connection.end(side);
         sockopt::set_ip_mtu_discover(peer, Ipv4PathMtuDiscovery::DONT).expect("it is set");
     }
+    let (router, routes) = routes_of_router(stage, side);
+    for route in routes {
+        let device = Lab::TO_RELAY;
+        let change = format!("-4 route change {route} dev {device} mtu lock {SMALL_MTU}");
+        ip(router, &change);
+    }
+}
+
+/// Nothing of later connections does.
+pub(super) fn unfragment(stage: &Stage, side: Side) {
+    let (router, routes) = routes_of_router(stage, side);
+    for route in routes {
+        let (route, _) = route.split_once(" mtu ").unwrap_or((&route, ""));
+        let device = Lab::TO_RELAY;
+        ip(router, &format!("-4 route change {route} dev {device}"));
+    }
+}
+
+/// The router on one side, and its routes over IPv4 towards the relay.
+fn routes_of_router(stage: &Stage, side: Side) -> (&Namespace, Vec<String>) {
     let router = match side {
         Side::Client => stage.lab().client(),
         Side::Server => stage.lab().server(),
     };
-    let device = Lab::TO_RELAY;
-    for route in ip(router, &format!("-4 route show dev {device}")).lines() {
-        let route = route.trim();
-        let change = format!("-4 route change {route} dev {device} mtu lock {SMALL_MTU}");
-        ip(router, &change);
-    }
+    let routes = ip(router, &format!("-4 route show dev {}", Lab::TO_RELAY));
+    let routes = routes.lines().map(|route| route.trim().to_owned());
+    (router, routes.collect())
 }
 
 /// From some moment on. The segments that are on their way at that moment are too long, so there are none.
