@@ -26,7 +26,15 @@ pub struct ControlGroup {
 impl ControlGroup {
     /// Creates one; `role` becomes the last part of its name.
     pub fn new(role: &str) -> Result<Self> {
-        let path = own_group::directory()?.join(registry::unique_name(role));
+        Self::at(own_group::directory()?.join(registry::unique_name(role)))
+    }
+
+    /// Creates one in this one, which must live longer.
+    pub fn below(&self, role: &str) -> Result<Self> {
+        Self::at(self.path.join(registry::unique_name(role)))
+    }
+
+    fn at(path: PathBuf) -> Result<Self> {
         let leftover = Leftover::ControlGroup(path.clone());
         registry::create(leftover.clone(), || {
             fs::create_dir(&path)

@@ -1,10 +1,10 @@
 //! A network namespace.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::panic;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{self, Command};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
@@ -69,11 +69,18 @@ impl Namespace {
     /// spawned it ends; see [`Process`].
     pub fn command(&self, program: &str) -> Command {
         let mut command = Process::command("nsenter");
+        // By its descriptor, which it has without a name as well.
+        let (process, link) = (process::id(), self.link.as_raw_fd());
         command
-            .arg(format!("--net={NAMESPACES}/{}", self.name))
+            .arg(format!("--net=/proc/{process}/fd/{link}"))
             .arg("--")
             .arg(program);
         command
+    }
+
+    /// Removes its name, as `ip netns delete` does. It lives on as long as this does, or a process that is in it.
+    pub fn unname(&self) {
+        registry::remove(&Leftover::Namespace(self.name.clone()));
     }
 
     /// Sets a sysctl of this namespace, such as `net.ipv4.tcp_timestamps`.

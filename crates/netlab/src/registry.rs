@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
-use std::{env, process, thread};
+use std::{env, io, process, thread};
 
 use anyhow::{Context, Result};
 use rustix::mount::{UnmountFlags, unmount};
@@ -42,11 +42,21 @@ impl Leftover {
                 fs::remove_dir_all(path)
                     .with_context(|| format!("cannot remove the directory {}", path.display()))
             }
-            // Its files belong to the kernel and need not be removed.
-            Self::ControlGroup(path) => fs::remove_dir(path)
+            Self::ControlGroup(path) => remove_group(path)
                 .with_context(|| format!("cannot remove the control group {}", path.display())),
         }
     }
+}
+
+/// Removes a control group and those in it, which a process may have left that was killed. The files belong to the kernel
+/// and need not be removed.
+fn remove_group(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)?.flatten() {
+        if entry.file_type()?.is_dir() {
+            remove_group(&entry.path())?;
+        }
+    }
+    fs::remove_dir(path)
 }
 
 static REGISTERED: Mutex<BTreeSet<Leftover>> = Mutex::new(BTreeSet::new());

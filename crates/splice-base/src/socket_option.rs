@@ -269,12 +269,31 @@ pub fn set_zero_copy(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32)
 }
 
-/// Has every packet of a socket carry options of IPv4 that say nothing (`IP_OPTIONS`).
+/// Has every packet of a socket carry these options of IPv4 (`IP_OPTIONS`).
 #[cfg(feature = "test")]
-pub fn send_ip_options(fd: impl AsFd) -> rustix::io::Result<()> {
-    // "No operation" (RFC 791, 3.1)
-    let options = [1u8; 4];
+pub fn send_ip_options<const BYTES: usize>(
+    fd: impl AsFd,
+    options: [u8; BYTES],
+) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_OPTIONS, &options)
+}
+
+/// Has every packet of a socket carry this header of hop-by-hop options of IPv6 (`IPV6_HOPOPTS`).
+#[cfg(feature = "test")]
+pub fn send_hop_by_hop_options<const BYTES: usize>(
+    fd: impl AsFd,
+    header: [u8; BYTES],
+) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_HOPOPTS, &header)
+}
+
+/// Has every packet of a socket carry this header of destination options of IPv6 (`IPV6_DSTOPTS`).
+#[cfg(feature = "test")]
+pub fn send_destination_options<const BYTES: usize>(
+    fd: impl AsFd,
+    header: [u8; BYTES],
+) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, &header)
 }
 
 /// Attaches a BPF program that filters what the socket receives (`SO_ATTACH_BPF`).

@@ -51,6 +51,23 @@ fn run(arguments: &str, spliced: Option<&Path>) -> (Output, String) {
     (output, text)
 }
 
+/// Answers every request at its argument with metrics that say nothing.
+const METRICS_SERVER: &str = "
+import socket, sys
+address, port = sys.argv[1].rsplit(':', 1)
+server = socket.create_server((address, int(port)))
+while True:
+    client, _ = server.accept()
+    client.recv(65536)
+    client.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\n# EOF\\n')
+    client.close()
+";
+
+fn without(name: &str) -> Option<String> {
+    let missing = program(name).is_none();
+    missing.then(|| format!("no {name} (apt install {name})"))
+}
+
 /// The proxy of `reproduce cpu` is built by the bench.
 fn without_compiler() -> bool {
     let missing = program("cc").is_none();
@@ -280,6 +297,33 @@ fn relays_are_measured_beside_the_direct_path() {
     }
 }
 
+/// The stand-in has no metrics itself.
+#[test]
+fn scrapes_are_measured_and_one_that_fails_is_told() {
+    if !available(Need::Netns) || !present("python3", without("python3")) {
+        return;
+    }
+    let scratch = Scratch::new("scrapes").expect("a directory");
+    let sound = sound(&scratch, "");
+    let sound = fs::read_to_string(sound).expect("a script");
+    let (_, relay) = sound.split_once('\n').expect("its first line");
+    let server = scratch.write("metrics.py", METRICS_SERVER).expect("a file");
+    // The arguments are `relay LISTEN TARGET --engine NAME --threads N --metrics ADDRESS`.
+    let text = format!("python3 {} \"$9\" &\n{relay}", server.display());
+    for (text, is_whole) in [(text.as_str(), true), (relay, false)] {
+        let spliced = script(&scratch, text);
+        let (output, text) = run("scrape --quick --sessions 20", Some(&spliced));
+        assert_eq!(output.status.success(), is_whole, "{text}");
+        assert_eq!(text.contains("a scrape failed"), !is_whole, "{text}");
+        if is_whole {
+            for row in ["not scraped", "scraped"] {
+                assert!(cell(&text, "p99.9 (ratio)", row, 0) > 0.0, "{text}");
+            }
+            assert!(text.contains(" scrapes: median "), "{text}");
+        }
+    }
+}
+
 #[test]
 fn the_proxy_that_splices_is_named_as_absent_with_its_reason() {
     if !available(Need::Netns) || without_compiler() {
@@ -324,6 +368,7 @@ fn what_cannot_be_meant_is_one_sentence() {
         ("echo --spliced /bin/sh --runs 0", "0 is not in 1.."),
         ("echo --spliced /bin/sh --napi", "--server-cpu"),
         ("relay", "--spliced"),
+        ("scrape --spliced /bin/sh --sessions 0", "0 is not in 1.."),
         (
             "relay --spliced /bin/sh --only nginx",
             "--only does not know \"nginx\"",

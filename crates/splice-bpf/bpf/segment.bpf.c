@@ -22,6 +22,7 @@
 #include "segment/icmp.h"
 #include "segment/rewrite.h"
 #include "segment/untranslatable.h"
+#include "segment/anew.h"
 #include "segment/asked.h"
 #include "segment/stray.h"
 
@@ -87,19 +88,6 @@ static __always_inline bool goes_round(void)
 	return gate && READ_ONCE(gate->behind);
 }
 
-/*
- * Has the packet come in a second time. Over lo it has to leave once more, which keeps its route:
- * without one a segment from an address of this host is a martian.
- */
-static __always_inline void send_copy(struct __sk_buff *skb, __u32 kind)
-{
-	__u32 mark = skb->mark;
-
-	skb->mark = kind;
-	bpf_clone_redirect(skb, skb->ifindex, skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS);
-	skb->mark = mark;
-}
-
 /* Whether what this side's peer sends does not go on now. */
 static __always_inline bool is_closed(const struct segment_side *side)
 {
@@ -153,7 +141,7 @@ int segment_ingress(struct __sk_buff *skb)
 	int begun, verdict;
 
 	if (!parse(skb, &s)) {
-		verdict = give_back(skb);
+		verdict = give_back(skb, &s);
 		return verdict == NEXT ? pass_error(skb) : verdict;
 	}
 	/* Every segment of the host is looked up: without forwarding, that is one look-up, and no call. */
@@ -227,11 +215,12 @@ int segment_ingress(struct __sk_buff *skb)
 	}
 	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns)
 		return refuse(state == SEGMENT_OPENING, SEGMENT_EXPIRED);
-	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN) && s.is_verified && !forwarded) {
-		flow->state = SEGMENT_FREE;
-		note_handshake(skb, &s);
-		count(SEGMENT_REUSED);
-		return NEXT;
+	if ((s.flags & SYN) && s.is_verified && !forwarded) {
+		verdict = begin_anew(skb, &s, flow, &at);
+		if (verdict == ANEW_UP)
+			return decline(skb, &s, BEGINNING_NONE);
+		if (verdict != ANEW_NOT)
+			return verdict;
 	}
 	if (!s.plain_timestamp && !find_options(skb, &s))
 		return refuse(forwarded, SEGMENT_MALFORMED);
@@ -321,6 +310,9 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
+	/* The relay's socket would send it as one of its own, without what its sender or a program before has set. */
+	skb->mark = 0;
+	skb->priority = 0;
 	count(SEGMENT_TRANSLATED);
 	if (forwarded)
 		return send_on(&s, at.side);
@@ -340,14 +332,6 @@ static __always_inline bool is_behind_peer(const struct segment *s, const struct
 					   const struct segment_change_over_side *socket)
 {
 	return is_past(other) && ((s->flags & RST) || (is_pure_ack(s) && !after(socket->sent, s->seq)));
-}
-
-/* How far this peer can have got, in its sequence space. */
-static __always_inline __u32 got_past(const struct segment_side *side, const struct segment_side *other)
-{
-	__u32 seq = high_seq(other) + other->seq_delta;
-
-	return after(seq, side->edge) ? side->edge : seq;
 }
 
 /*

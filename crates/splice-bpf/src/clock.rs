@@ -106,6 +106,8 @@ pub fn a_day_ahead(test: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use netlab::{Need, available};
 
     use super::*;
@@ -129,6 +131,54 @@ mod tests {
         println!("off by {} ns", measured - DAY_NS);
         assert_eq!(ahead_ns(), DAY_NS);
         assert!((measured - DAY_NS).abs() < CLOSE_NS, "{measured}");
+    }
+
+    /// All files of a directory and those in it whose names end so.
+    fn sources(directory: &Path, ending: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(directory).expect("a directory").flatten();
+        let mut found = Vec::new();
+        for path in entries.map(|entry| entry.path()) {
+            if path.is_dir() {
+                found.extend(sources(&path, ending));
+            } else if path.to_string_lossy().ends_with(ending) {
+                found.push(path);
+            }
+        }
+        found
+    }
+
+    /// Somebody may set CLOCK_REALTIME, and CLOCK_BOOTTIME goes on while the machine is suspended, in which nobody can have
+    /// answered. So no engine measures a time by these.
+    #[test]
+    fn no_engine_reads_another_clock() {
+        const OTHERS: [&str; 5] = [
+            "SystemTime",
+            "ClockId::Realtime",
+            "ClockId::Boottime",
+            "ktime_get_boot",
+            "ktime_get_tai",
+        ];
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut all = sources(&crates.join("splice-bpf/bpf"), ".h");
+        all.extend(sources(&crates.join("splice-bpf/bpf"), ".c"));
+        for name in [
+            "splice",
+            "splice-base",
+            "splice-bpf",
+            "splice-firewall",
+            "splice-sockmap",
+        ] {
+            all.extend(sources(&crates.join(name).join("src"), ".rs"));
+        }
+        assert!(all.len() > 100, "{all:?}");
+        for path in all {
+            let text = fs::read_to_string(&path).expect("text");
+            // This list.
+            let (text, _) = text.split_once("const OTHERS").unwrap_or((&text, ""));
+            for other in OTHERS {
+                assert!(!text.contains(other), "{} has {other}", path.display());
+            }
+        }
     }
 
     #[test]

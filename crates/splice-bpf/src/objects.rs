@@ -43,7 +43,9 @@ objects! {
 objects! {
     /// A foreign tc program, for tests.
     FOREIGN_TC = "foreign_tc";
-    /// A filter of a control group, for tests.
+    /// Foreign programs on a device that drop everything, for tests.
+    FOREIGN_DROP = "foreign_drop";
+    /// Programs of a control group, for tests.
     CGROUP_FILTER = "cgroup_filter";
     /// A path that loses and reorders, for tests.
     DISORDER = "disorder";

@@ -960,6 +960,7 @@ pub mod segment_socket_flag {
     pub const FILTERED: u32 = 4096;
     pub const POLICED: u32 = 8192;
     pub const CLASSED: u32 = 16384;
+    pub const EXTENDED: u32 = 32768;
 }
 
 /// `enum segment_tracked`.
@@ -1202,9 +1203,10 @@ pub mod segment_reason {
     pub const DAMAGED: u32 = 24;
     pub const UNACCEPTABLE: u32 = 25;
     pub const HELD_BACK: u32 = 26;
-    pub const NO_WAY: u32 = 27;
-    pub const REASONS: u32 = 28;
-    pub const NAMES: [&str; 28] = [
+    pub const CHALLENGED: u32 = 27;
+    pub const NO_WAY: u32 = 28;
+    pub const REASONS: u32 = 29;
+    pub const NAMES: [&str; 29] = [
         "translated",
         "own_copies",
         "by_socket",
@@ -1232,6 +1234,7 @@ pub mod segment_reason {
         "damaged",
         "unacceptable",
         "held_back",
+        "challenged",
         "no_way",
     ];
 }

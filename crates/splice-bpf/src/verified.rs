@@ -42,7 +42,7 @@ const MOST_INSTRUCTIONS: [(&str, u32); 33] = [
     ("segment_egress", 9_734),
     ("segment_forget", 778),
     ("segment_ingress", 50_748),
-    ("segment_inspect", 3_388),
+    ("segment_inspect", 4_466),
     ("segment_release", 854),
     ("segment_tracked", 663),
     (AT_TRACEPOINT, 17_610),

@@ -134,7 +134,8 @@ impl Routes {
         Ok(is_routed && is_local)
     }
 
-    /// Whether the segments of a TCP connection that come in on a device stay on this host.
+    /// Whether the segments of a TCP connection that come in on a device stay on this host; `None` if there is no such
+    /// device.
     ///
     /// # Errors
     /// If netlink fails.
@@ -144,7 +145,7 @@ impl Routes {
         to: SocketAddr,
         type_of_service: u8,
         device: u32,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Option<bool>> {
         let asked = Asked {
             from: Some(from.ip()),
             type_of_service,
@@ -155,10 +156,10 @@ impl Routes {
         let mut is_local = false;
         let found = self.look_up(asked, &by, |header, _| is_local = is_delivered(header));
         match found.map_err(|error| error.raw_os_error().map(Errno::from_raw_os_error)) {
-            Ok(is_routed) => Ok(is_routed && is_local),
-            // A `blackhole`, a source that none has or that comes by another device (`ip_route_input_rcu`), and a device
-            // that is gone.
-            Err(Some(Errno::INVAL | Errno::XDEV | Errno::NODEV)) => Ok(false),
+            Ok(is_routed) => Ok(Some(is_routed && is_local)),
+            // A `blackhole`, a source that none has or that comes by another device (`ip_route_input_rcu`).
+            Err(Some(Errno::INVAL | Errno::XDEV)) => Ok(Some(false)),
+            Err(Some(Errno::NODEV)) => Ok(None),
             Err(errno) => {
                 Err(errno.map_or_else(|| io::Error::other("no route was read"), Into::into))
             }

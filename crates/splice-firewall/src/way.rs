@@ -69,15 +69,19 @@ impl Ways {
         Routes::new().map(Self)
     }
 
-    /// The way of a connection now, whose segments come in on a device.
+    /// The way of a connection now, whose segments come in on a device. If that is gone, others come in where the
+    /// connection's own leave.
     ///
     /// # Errors
     /// If netlink fails.
     pub fn of(&mut self, ends: &Ends, device: u32) -> io::Result<Way> {
-        Ok(Way {
-            comes_in: self.comes_in(ends, device)?,
-            route: self.out(ends)?,
-        })
+        let route = self.out(ends)?;
+        let comes_in = match (self.comes_in(ends, device)?, route) {
+            (Some(comes_in), _) => comes_in,
+            (None, Some(route)) => self.comes_in(ends, route.device)?.unwrap_or(false),
+            (None, None) => false,
+        };
+        Ok(Way { comes_in, route })
     }
 
     /// The route of a connection now. IPv6 has one whether or not the source is this host's.
@@ -126,15 +130,15 @@ impl Ways {
         }
     }
 
-    /// Whether this host takes segments that come in on a device.
-    fn comes_in(&mut self, ends: &Ends, device: u32) -> io::Result<bool> {
+    /// Whether this host takes segments that come in on a device; `None` if there is no such device.
+    fn comes_in(&mut self, ends: &Ends, device: u32) -> io::Result<Option<bool>> {
         let Ends { local, peer, .. } = *ends;
         if ends.is_transparent {
             // Rules bring them here by marks of packet filters, which are not known.
-            Ok(true)
+            Ok(Some(true))
         } else if device == LOOPBACK {
             // They keep the route by which they left.
-            self.0.is_local(local, None)
+            self.0.is_local(local, None).map(Some)
         } else {
             self.0.comes_in(peer, local, ends.type_of_service, device)
         }
@@ -306,6 +310,43 @@ mod tests {
             assert_eq!(back.route, Some(two));
             assert_ne!(after(&["link set one down"]).route, Some(two));
             after(&["link set one up"]);
+        }
+    }
+
+    /// Another one with the same address may take its place.
+    #[test]
+    fn a_way_whose_device_is_gone_is_that_by_which_segments_leave() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("ways").expect("a namespace");
+        let lay = [
+            "link add one type veth peer name two",
+            "addr add 198.18.1.1/24 dev one",
+            "-6 addr add 2001:2:0:1::1/64 dev one nodad",
+            "link set one up",
+            "link set two up",
+        ];
+        ip(&here, &lay);
+        let mut ways = here.enter(Ways::new).expect("entered").expect("netlink");
+        let device = index_of(&here, "one");
+        let all = [
+            ends("198.18.1.1", "198.18.1.9"),
+            ends("2001:2:0:1::1", "2001:2:0:1::9"),
+        ];
+        ip(&here, &["link del one"]);
+        for ends in &all {
+            let way = ways.of(ends, device).expect("an answer");
+            assert_eq!((way.comes_in, way.route), (false, None));
+        }
+        ip(&here, &lay);
+        for ends in &all {
+            // Another thread of the kernel notices that the device is up (linkwatch).
+            netlab::until("this host has the address", || {
+                ways.of(ends, device).expect("an answer").comes_in
+            });
+            let way = ways.of(ends, device).expect("an answer");
+            assert_ne!(way.route.expect("a route").device, device);
         }
     }
 

@@ -81,7 +81,7 @@ pub use kernel::segment::forward::{Forward, ForwardEnd, ForwardEvent, ForwardOpt
 pub use limits::Limits;
 pub use name::{EngineChoice, EngineName};
 pub use options::Options;
-pub use outcome::{Outcome, Reason, Side};
+pub use outcome::{Outcome, PeerNames, Reason, Side};
 pub use reactor::{Context, EventLoop, Interest, Readiness, Remote, Step, Task, Waker};
 pub use session::one_way::duplicate::Duplicates;
 pub use session::one_way::{IdleTimer, OneWay, OneWayOptions, Still};

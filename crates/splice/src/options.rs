@@ -7,6 +7,7 @@ use splice_base::user_timeout::UserTimeout;
 
 use crate::limits::Limits;
 use crate::name::EngineChoice;
+use crate::outcome::PeerNames;
 
 /// How a pair is to be joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct Options {
     /// How long bytes that this process has sent may stay unacknowledged, for both sockets
     /// (`TCP_USER_TIMEOUT`). UNIX sockets ignore it. `None`, the default: as the caller has set it.
     pub user_timeout: Option<UserTimeout>,
+    /// What the two peers are called in words for people.
+    pub peer_names: PeerNames,
 }
 
 /// When a direction has earned the cost of a faster engine, in bytes: "Choosing an engine" in
@@ -58,6 +61,7 @@ impl Default for Options {
             bypass_firewall: false,
             keepalive: KeepAlive::Unchanged,
             user_timeout: None,
+            peer_names: PeerNames::default(),
         }
     }
 }

@@ -32,6 +32,31 @@ impl Side {
     }
 }
 
+/// What the peers of a pair's two sockets are called in words for people, such as [`Outcome::why_engine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerNames {
+    /// The peer of the first socket.
+    pub a: &'static str,
+    /// The peer of the second socket.
+    pub b: &'static str,
+}
+
+impl PeerNames {
+    pub(crate) fn of(self, side: Side) -> &'static str {
+        match side {
+            Side::A => self.a,
+            Side::B => self.b,
+        }
+    }
+}
+
+impl Default for PeerNames {
+    /// A and B.
+    fn default() -> Self {
+        Self { a: "A", b: "B" }
+    }
+}
+
 /// Why a pair ended.
 ///
 /// With [`Reason::EndOfStream`] and [`Reason::ByteLimit`] both peers see EOF. Every other reason

@@ -27,6 +27,8 @@ mod datagram;
 mod deployment;
 mod diagnostics;
 mod doctor;
+#[cfg(test)]
+mod documented_commands;
 mod echo;
 mod exit_status;
 mod file_access;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use serde::Serialize;
-use splice::{Address, EngineChoice, EngineName, Limits, Options};
+use splice::{Address, EngineChoice, EngineName, Limits, Options, PeerNames};
 use splice_route::{Conditions, DestinationRule};
 
 use crate::access_log::AccessLog;
@@ -224,6 +224,10 @@ impl Terms {
                 ..Limits::default()
             },
             bypass_firewall: plan.bypass_firewall,
+            peer_names: PeerNames {
+                a: "the client",
+                b: "the server",
+            },
             // The sockets have the plan's keep-alive and user timeout before they are joined.
             ..Options::default()
         };

@@ -44,6 +44,34 @@ pub(crate) enum Experiment {
 
     /// Frames from member to member through `spliced mesh`, and through a hub in user space
     Mesh(Mesh),
+
+    /// Ping-pong on one of many sessions, while the metrics of the relay are read or not
+    Scrape(Scrape),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Scrape {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) extent: Extent,
+
+    /// The spliced program to measure
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: PathBuf,
+
+    /// The relay's engine
+    #[arg(long, value_name = "NAME", default_value = "copy")]
+    pub(crate) engine: String,
+
+    /// Number of sessions that have nothing to do; two open files each, here and in the relay
+    #[arg(long, value_name = "N", default_value_t = 9_500, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) sessions: u16,
+
+    /// From one scrape to the next; Prometheus takes 15 000 or more
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) every: u64,
 }
 
 #[derive(Debug, Args)]

@@ -9,6 +9,7 @@ mod latency;
 mod mesh;
 mod record;
 mod relay;
+mod scrape;
 mod udp;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ pub(crate) fn run(arguments: Reproduce) -> Result<ExitCode> {
         Experiment::Bypass(arguments) => bypass::run(&arguments),
         Experiment::Cpu(arguments) => cpu::run(&arguments),
         Experiment::Mesh(arguments) => mesh::run(&arguments),
+        Experiment::Scrape(arguments) => scrape::run(&arguments),
         Experiment::Udp(arguments) => udp::run(&arguments),
     }
 }

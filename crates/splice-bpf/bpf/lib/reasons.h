@@ -12,7 +12,7 @@ enum segment_reason {
 	SEGMENT_EXPIRED,	/* left to the stack: the owner is gone */
 	SEGMENT_REUSED,		/* left to the stack: a SYN on the tuple of a flow that is over */
 	SEGMENT_HOPS_EXCEEDED,	/* dropped: TTL, or too many relays are chained */
-	SEGMENT_MALFORMED,	/* left to the stack: a known tuple with options that make no sense */
+	SEGMENT_MALFORMED,	/* left to the stack: headers that make no sense, or that settings of the host decide about */
 	SEGMENT_UNWRITABLE,	/* dropped: out of memory */
 	SEGMENT_RST_REFUSED,	/* translated, but no end of the flow: a reset at an unlikely place */
 	SEGMENT_SILENCED,		/* dropped: a socket that sleeps has sent it */
@@ -32,6 +32,7 @@ enum segment_reason {
 	SEGMENT_DAMAGED,	/* translated, though its checksum is wrong: nothing is learned from it */
 	SEGMENT_UNACCEPTABLE,	/* translated, though its receiver will not take it: the same */
 	SEGMENT_HELD_BACK,	/* dropped: the relay's sockets take the connection up again at this moment */
+	SEGMENT_CHALLENGED,	/* answered: a SYN on a connection that lives */
 	SEGMENT_NO_WAY,		/* dropped: the stack would not take it from its sender now, or has no way to its receiver */
 	SEGMENT_REASONS,
 };

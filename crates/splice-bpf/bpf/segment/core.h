@@ -87,6 +87,7 @@ struct sock {
 	int sk_rx_dst_ifindex;
 	struct dst_entry *sk_dst_cache;
 	__u32 sk_mark;
+	__u32 sk_priority;
 	void *sk_user_data;
 	struct sock_cgroup_data sk_cgrp_data;
 };
@@ -127,6 +128,7 @@ struct tcp_sock {
 	__u16 advmss;
 	__u8 ecn_flags;
 	__u8 tcp_usec_ts : 1;
+	__u8 bpf_sock_ops_cb_flags;
 	struct tcp_options_received rx_opt;
 	bool is_mptcp;
 	void *md5sig_info;

@@ -52,6 +52,14 @@ static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 	}
 }
 
+/* How far this peer can have got, in its sequence space. */
+static __always_inline __u32 got_past(const struct segment_side *side, const struct segment_side *other)
+{
+	__u32 seq = high_seq(other) + other->seq_delta;
+
+	return after(seq, side->edge) ? side->edge : seq;
+}
+
 /* What `heard` and `waiting` say for @now_ns. */
 static __always_inline __u32 ticks_of(__u64 now_ns)
 {

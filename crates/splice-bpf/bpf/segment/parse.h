@@ -28,6 +28,7 @@ struct segment {
 	__u32 out_device;
 	__u16 mss;
 	__u16 mss_most;		/* that the receiver is told; 0: what the sender says */
+	__u16 between;		/* bytes between the header of IP and that of TCP: options, extension headers */
 	__be16 check;		/* the checksum in the header */
 	__u8 hops;		/* TTL */
 	__u8 flags;
@@ -65,13 +66,13 @@ struct jumbo_option {
 };
 
 #define OPTION_JUMBO 0xc2
+#define OPTION_JUMBO_BYTES 4
+#define LONGEST_PAYLOAD 0xffff	/* that the header of IPv6 can tell */
 #define OPTION_PAD 1
 
 static __always_inline __u32 tcp_offset(const struct segment *s)
 {
-	if (!s->ipv6)
-		return ETH_HLEN + sizeof(struct iphdr);
-	return ETH_HLEN + sizeof(struct ipv6hdr) + (s->jumbo ? sizeof(struct jumbo_option) : 0);
+	return ETH_HLEN + (s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + s->between;
 }
 
 /* A walk over the options. */
@@ -91,7 +92,6 @@ struct walk {
 	__u8 has_scale;
 	__u8 has_other;
 	__u8 is_signed;
-	__u8 nonsense;
 };
 
 static long walk_option(__u32 index, struct walk *walk)
@@ -113,8 +113,9 @@ static long walk_option(__u32 index, struct walk *walk)
 	}
 	size = b->old[at + 1];
 	walk->at = at + size;
+	/* A receiver reads no further, but takes the segment (tcp_parse_options). */
 	if (size < 2 || walk->at > walk->length) {
-		walk->nonsense = 1;
+		walk->has_other = 1;
 		return 1;
 	}
 	if (kind == 8 && size == 10) {
@@ -141,8 +142,8 @@ static long walk_option(__u32 index, struct walk *walk)
 }
 
 /*
- * Finds timestamps, SACK blocks, the MSS and the window scale among options that are not just NOP NOP TS. False when the
- * options make no sense.
+ * Finds timestamps, SACK blocks, the MSS and the window scale among options that are not just NOP NOP TS, as far as they
+ * make sense. False when they cannot be read.
  */
 __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 {
@@ -177,7 +178,7 @@ __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 	s->has_scale = walk.has_scale;
 	s->has_other = walk.has_other;
 	s->is_signed = walk.is_signed;
-	return !walk.nonsense;
+	return 1;
 }
 
 #define VLAN_ID 0x0fff		/* if_vlan.h; the rest of the tag is a priority */
@@ -225,7 +226,7 @@ __noinline int parse(struct __sk_buff *skb, struct segment *s)
 		tcp = (void *)(ip + 1);
 		total = bpf_ntohs(ip->tot_len);
 		/* A super-packet of more than 64 KiB says 0 (BIG TCP). */
-		if (!total)
+		if (!total && skb->gso_size)
 			total = skb->len - ETH_HLEN;
 		if (total > skb->len - ETH_HLEN || total < sizeof(*ip))
 			return false;
@@ -258,16 +259,17 @@ __noinline int parse(struct __sk_buff *skb, struct segment *s)
 			ip = data + ETH_HLEN;
 			option = (void *)(ip + 1);
 			tcp = (void *)(option + 1);
-			if ((void *)(tcp + 1) > end || option->next != IPPROTO_TCP ||
-			    option->length || option->type != OPTION_JUMBO)
+			if ((void *)(tcp + 1) > end || option->next != IPPROTO_TCP || option->length ||
+			    option->type != OPTION_JUMBO || option->option_length != OPTION_JUMBO_BYTES)
 				return false;
 			s->jumbo = 1;
+			s->between = sizeof(*option);
 			total = bpf_ntohl(option->payload);
-			if (total > skb->len - ETH_HLEN - sizeof(*ip) || total < sizeof(*option))
+			if (total > skb->len - ETH_HLEN - sizeof(*ip) || total <= LONGEST_PAYLOAD)
 				return false;
 			total -= sizeof(*option);
 		} else {
-			if (!total)
+			if (!total && skb->gso_size)
 				total = skb->len - ETH_HLEN - sizeof(*ip);
 			if (ip->nexthdr != IPPROTO_TCP ||
 			    total > skb->len - ETH_HLEN - sizeof(*ip))

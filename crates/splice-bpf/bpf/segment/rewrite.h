@@ -446,7 +446,7 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
-	if (is_past(side))
+	if (is_past(side) || reset)
 		put_be32(&b->new[4], socket_end(&change_over->side[place->side & 1]));
 	/* All that a socket which sleeps has sent is acknowledged, however long ago. */
 	if (load_acquire(&flow->state) == SEGMENT_SPLICED || after(s->ack, own_final))

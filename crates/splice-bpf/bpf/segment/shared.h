@@ -260,7 +260,8 @@ _Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one c
 
 /* Of the flow with the same index: ICMP errors are rare, and take no room in it. */
 struct segment_errors {
-	__u32 until[2];		/* how far the errors that each peer got have used up its share; in ticks */
+	__u32 until[2];		/* how far the errors that each peer got have used up its share; in ticks. Of a pair:
+				   when each may be challenged again */
 };
 
 /* Shared by all flows. */
@@ -295,7 +296,8 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_RULED = 2048,	/* a rule of its namespace chooses routes by ports or protocols */
 	SEGMENT_SOCKET_FILTERED = 4096,	/* a BPF program of its control group sees its packets */
 	SEGMENT_SOCKET_POLICED = 8192,	/* its namespace has policies of IPsec */
-	SEGMENT_SOCKET_CLASSED = 16384,	/* IP_TOS, IPV6_TCLASS: its packets have a traffic class */
+	SEGMENT_SOCKET_CLASSED = 16384,	/* IP_TOS, IPV6_TCLASS, SO_PRIORITY: its packets have a class */
+	SEGMENT_SOCKET_EXTENDED = 32768,	/* a BPF program reads or writes TCP options of its segments */
 };
 
 /* What the kernel knows of one of the relay's sockets. */

@@ -76,6 +76,20 @@ static __always_inline __u8 traffic_class(struct sock *sk, bool ipv4)
 }
 
 /*
+ * Whether a program reads the options of what a socket receives, or writes some of what it sends: a sock_ops program
+ * of its control group has asked for that, as only those that were there when the socket was connected can.
+ */
+static __always_inline bool has_options_of_program(struct tcp_sock *tp)
+{
+	const __u8 asked = BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG |
+			   BPF_SOCK_OPS_PARSE_UNKNOWN_HDR_OPT_CB_FLAG |
+			   BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+
+	return bpf_core_field_exists(tp->bpf_sock_ops_cb_flags) &&
+	       (BPF_CORE_READ(tp, bpf_sock_ops_cb_flags) & asked);
+}
+
+/*
  * What the kernel knows of one of the relay's sockets. A global function, which the verifier looks at once.
  * @tuple: as segments of the socket's peer carry it. @out: zeroes, to be filled in. False where there is none.
  */
@@ -152,7 +166,7 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 		flags |= SEGMENT_SOCKET_MARKED;
 	if (BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if))
 		flags |= SEGMENT_SOCKET_BOUND;
-	if (traffic_class(sk, is_ipv4(tuple)))
+	if (traffic_class(sk, is_ipv4(tuple)) || BPF_CORE_READ(sk, sk_priority))
 		flags |= SEGMENT_SOCKET_CLASSED;
 	if (is_ruled(sk, is_ipv4(tuple)))
 		flags |= SEGMENT_SOCKET_RULED;
@@ -160,6 +174,8 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 		flags |= SEGMENT_SOCKET_POLICED;
 	if (is_filtered(sk))
 		flags |= SEGMENT_SOCKET_FILTERED;
+	if (has_options_of_program(tp))
+		flags |= SEGMENT_SOCKET_EXTENDED;
 	out->in_device = BPF_CORE_READ(sk, sk_rx_dst_ifindex);
 	dst = BPF_CORE_READ(sk, sk_dst_cache);
 	if (dst) {

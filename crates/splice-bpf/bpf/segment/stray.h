@@ -40,7 +40,31 @@ static __always_inline bool is_in_frame(struct __sk_buff *skb)
 	       protocol == skb->protocol;
 }
 
-/* Gives a pair back if this segment, which has come up to one of its sockets, has not come by its connection's device. */
+/*
+ * Whether IP options or extension headers stand before TCP. That of a super-packet, which tells no length in its first
+ * header, does not count.
+ */
+static __always_inline bool has_headers_between(struct __sk_buff *skb)
+{
+	struct {
+		__be16 length;
+		__u8 next;
+		__u8 hops;
+	} v6;
+	__u8 v4;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return !bpf_skb_load_bytes_relative(skb, 0, &v4, sizeof(v4), BPF_HDR_START_NET) &&
+		       v4 % 16 * 4 > sizeof(struct iphdr);
+	return !bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, payload_len), &v6, sizeof(v6),
+					    BPF_HDR_START_NET) &&
+	       v6.length && v6.next != IPPROTO_TCP;
+}
+
+/*
+ * Gives a pair back if this segment, which has come up to one of its sockets, has not come by its connection's device, or
+ * has options that judge_untranslatable() has left to the stack.
+ */
 static __always_inline void judge_stray(struct __sk_buff *skb, const struct first_words *tcp)
 {
 	struct segment_tuple tuple = {};
@@ -49,13 +73,17 @@ static __always_inline void judge_stray(struct __sk_buff *skb, const struct firs
 	struct segment_change_over *change_over;
 	struct segment_side *side, *other;
 	struct segment s = {};
+	bool is_stray;
 
 	if (!addresses_of(skb, &tuple))
 		return;
 	tuple.source_port = tcp->source;
 	tuple.destination_port = tcp->destination;
-	/* On its own device it is late: it has passed the program before the pair was spliced. */
-	if (!find_by_tuple(&tuple, &at) || at.device == skb->ifindex)
+	if (!find_by_tuple(&tuple, &at))
+		return;
+	is_stray = at.device != skb->ifindex;
+	/* Any other one on its own device is late: it has passed the program before the pair was spliced. */
+	if (!is_stray && !has_headers_between(skb))
 		return;
 	flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
 	if (!flow || flow->serial != at.serial || is_forwarded(flow) || load_acquire(&flow->state) != SEGMENT_SPLICED)
@@ -70,8 +98,9 @@ static __always_inline void judge_stray(struct __sk_buff *skb, const struct firs
 	if (!change_over || !has_to_go_back(&s, side, other))
 		return;
 	/* User space attaches the program there: no socket may hear of more than it has sent (limit_ack_of_returned). */
-	change_over->side[at.side & 1].seen_device = is_in_frame(skb) ? skb->ifindex : 0;
-	hold(flow, at.flow, side, SEGMENT_STRAYED);
+	if (is_stray)
+		change_over->side[at.side & 1].seen_device = is_in_frame(skb) ? skb->ifindex : 0;
+	hold(flow, at.flow, side, is_stray ? SEGMENT_STRAYED : SEGMENT_OPTIONED);
 }
 
 /*

@@ -93,19 +93,17 @@ static __always_inline bool is_header_right(struct __sk_buff *skb)
 }
 
 /*
- * Whether the receiver would find the checksums right. A device, GRO, or a sender on this host may have taken care of
- * that of TCP; else the segment is summed up. The program never corrects a checksum, so a segment that is found wrong
- * here is found wrong by its receiver, too.
+ * Whether the receiver would find the checksum of TCP right. A device, GRO, or a sender on this host may have taken care
+ * of that; else the segment is summed up. The program never corrects a checksum, so a segment that is found wrong here is
+ * found wrong by its receiver, too.
  *
  * Where the checksum is still to be computed (CHECKSUM_PARTIAL) it holds the sum of the pseudo-header.
  */
-__noinline int is_verified(struct __sk_buff *skb, struct segment *s)
+static __always_inline bool is_segment_right(struct __sk_buff *skb, const struct segment *s)
 {
 	struct sum_walk walk = { .skb = skb };
 	__u32 zero = 0;
 
-	if (!s || (!s->ipv6 && !is_header_right(skb)))
-		return false;
 	/* The kernel merges none that it has not verified, and has none to verify where it has made them. */
 	if (skb->gso_size)
 		return true;
@@ -120,6 +118,12 @@ __noinline int is_verified(struct __sk_buff *skb, struct segment *s)
 		return false;
 	bpf_loop((walk.end - walk.at + CHUNK_BYTES - 1) / CHUNK_BYTES, sum_chunk, &walk, 0);
 	return walk.at == walk.end && !csum_fold(walk.sum);
+}
+
+/* Whether the receiver would find all checksums right. @s: as parse() has read it. */
+__noinline int is_verified(struct __sk_buff *skb, struct segment *s)
+{
+	return s && (s->ipv6 || is_header_right(skb)) && is_segment_right(skb, s);
 }
 
 #endif

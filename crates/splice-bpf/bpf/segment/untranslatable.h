@@ -8,13 +8,8 @@
 #define SEGMENT_UNTRANSLATABLE_H
 
 #include "segment/forward.h"
+#include "segment/headers.h"
 #include "segment/rewrite.h"
-
-/* IPv6 headers that can stand before that of TCP (linux/in6.h has them for programs of user space only). */
-#define IPPROTO_DESTINATION 60
-
-/* One of each kind, of options for the destination two (RFC 8200, 4.1). */
-#define MOST_HEADERS 5
 
 enum untranslatable {
 	UNTRANSLATABLE_UP,	/* of no flow, or nothing that its receiver would take */
@@ -71,70 +66,50 @@ static __always_inline bool has_to_go_back(const struct segment *s, const struct
 	return is_in_window(s, side, other) || (!after(s->seq, next) && next - s->seq <= other->largest_window);
 }
 
-/* What becomes of a packet that parse() does not take. enum untranslatable. */
-__noinline int judge_untranslatable(struct __sk_buff *skb)
+/*
+ * Whether the stack takes a segment that is whole, as far as its header of TCP and its checksum are concerned.
+ * @at: where the header is. @s: the segment, but for its checksum and its options.
+ */
+static __always_inline bool is_whole_taken(struct __sk_buff *skb, struct segment *s, __u32 at)
 {
-	struct segment_tuple tuple = {};
+	__be16 check;
+
+	if (bpf_skb_load_bytes(skb, at + offsetof(struct tcphdr, check), &check, sizeof(check)))
+		return false;
+	s->check = check;
+	/* A signature is one that its receiver does not expect, as in segment_ingress(). */
+	return is_segment_right(skb, s) && find_options(skb, s) && !s->is_signed;
+}
+
+/* What becomes of a packet that parse() does not take. @s: to be filled in. enum untranslatable. */
+__noinline int judge_untranslatable(struct __sk_buff *skb, struct segment *s)
+{
+	struct headers h = {};
 	struct segment_place at = {};
 	struct segment_flow *flow;
 	struct segment_side *side, *other;
 	struct first_words tcp;
-	/* Never as a whole in memory: the stack is short of room on Linux 6.1. */
-	struct segment s = {};
-	__u32 offset, mark = SEGMENT_OPTIONED, state;
+	__u32 state, least = sizeof(struct tcphdr), header;
 
-	if (is_in_vlan(skb) || skb->pkt_type != PACKET_HOST)
+	if (!s || is_in_vlan(skb) || skb->pkt_type != PACKET_HOST)
 		return UNTRANSLATABLE_UP;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
-		    (ip.frag_off & bpf_htons(0x1fff)))
+		if (!read_ipv4(skb, s, &h))
 			return UNTRANSLATABLE_UP;
-		offset = ip.ihl * 4;
-		if (ip.frag_off & bpf_htons(0x2000))
-			mark = SEGMENT_FRAGMENTED;
-		tuple.source[2] = tuple.destination[2] = bpf_htonl(0xffff);
-		tuple.source[3] = ip.saddr;
-		tuple.destination[3] = ip.daddr;
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-		struct {
-			__u8 next;
-			__u8 length;
-			__be16 fragment;
-		} more;
-		__u32 next, i;
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
-			return UNTRANSLATABLE_UP;
-		offset = sizeof(ip);
-		next = ip.nexthdr;
-		for (i = 0; i < MOST_HEADERS && next != IPPROTO_TCP; i++) {
-			if ((next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_FRAGMENT &&
-			     next != IPPROTO_DESTINATION) ||
-			    bpf_skb_load_bytes(skb, ETH_HLEN + offset, &more, sizeof(more)))
-				return UNTRANSLATABLE_UP;
-			if (next == IPPROTO_FRAGMENT) {
-				if (more.fragment & bpf_htons(0xfff8))
-					return UNTRANSLATABLE_UP;
-				mark = SEGMENT_FRAGMENTED;
-			}
-			offset += next == IPPROTO_FRAGMENT ? 8 : (more.length + 1) * 8;
-			next = more.next;
-		}
-		if (next != IPPROTO_TCP)
-			return UNTRANSLATABLE_UP;
-		__builtin_memcpy(tuple.source, &ip.saddr, 16);
-		__builtin_memcpy(tuple.destination, &ip.daddr, 16);
-	} else {
+		/* Linux puts these together, too, but not those of IPv6 (ipv6frag_thdr_truncated). */
+		if (h.is_fragment)
+			least = sizeof(tcp);
+	} else if (skb->protocol != bpf_htons(ETH_P_IPV6) || !read_ipv6(skb, s, &h)) {
 		return UNTRANSLATABLE_UP;
 	}
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + offset, &tcp, sizeof(tcp)))
+	if (h.end > skb->len || h.at + least > h.end || bpf_skb_load_bytes(skb, h.at, &tcp, sizeof(tcp)))
 		return UNTRANSLATABLE_UP;
-	tuple.source_port = tcp.source;
-	tuple.destination_port = tcp.destination;
-	if (!find(&tuple, &at))
+	header = tcp.offset / 16 * 4;
+	if (header < sizeof(struct tcphdr) || (!h.is_fragment && h.at + header > h.end))
+		return UNTRANSLATABLE_UP;
+	s->tuple.source_port = tcp.source;
+	s->tuple.destination_port = tcp.destination;
+	if (!find(&s->tuple, &at))
 		return UNTRANSLATABLE_UP;
 	flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
 	if (!flow || flow->serial != at.serial)
@@ -144,21 +119,28 @@ __noinline int judge_untranslatable(struct __sk_buff *skb)
 		return state == SEGMENT_TIME_WAIT ? UNTRANSLATABLE_UP : UNTRANSLATABLE_LOST;
 	if (state == SEGMENT_HELD)
 		return UNTRANSLATABLE_HELD;
-	s.seq = bpf_ntohl(tcp.seq);
-	s.ack = bpf_ntohl(tcp.ack);
+	s->seq = bpf_ntohl(tcp.seq);
+	s->ack = bpf_ntohl(tcp.ack);
 	/* The checksum covers all fragments, and changes by difference. */
 	if (state == SEGMENT_RETURNED)
 		return (tcp.flags & (ACK | RST)) != ACK ||
-				       limit_ack_of_returned(skb, ETH_HLEN + offset, s.ack, at.flow, at.side) ?
+				       limit_ack_of_returned(skb, h.at, s->ack, at.flow, at.side) ?
 			       UNTRANSLATABLE_UP :
 			       UNTRANSLATABLE_FAILED;
-	s.window = bpf_ntohs(tcp.window);
-	s.flags = tcp.flags;
+	s->window = bpf_ntohs(tcp.window);
+	s->flags = tcp.flags;
+	s->header = header;
+	s->payload = h.is_fragment ? 0 : h.end - h.at - header;
 	side = &flow->side[at.side & 1];
 	other = &flow->side[!(at.side & 1)];
-	if ((state != SEGMENT_SPLICED && state != SEGMENT_OVERLAP) || !has_to_go_back(&s, side, other))
+	if ((state != SEGMENT_SPLICED && state != SEGMENT_OVERLAP) || !has_to_go_back(s, side, other))
 		return UNTRANSLATABLE_UP;
-	hold(flow, at.flow, side, mark);
+	/* The stack decides, by settings that are not known here. What it takes comes up to the socket (judge_stray). */
+	if (h.is_doubtful || (!h.is_fragment && !is_whole_taken(skb, s, h.at))) {
+		count(SEGMENT_MALFORMED);
+		return UNTRANSLATABLE_UP;
+	}
+	hold(flow, at.flow, side, h.is_fragment ? SEGMENT_FRAGMENTED : SEGMENT_OPTIONED);
 	return state == SEGMENT_SPLICED ? UNTRANSLATABLE_HELD : UNTRANSLATABLE_UP;
 }
 
@@ -180,12 +162,12 @@ static __always_inline bool may_be_tcp(const struct __sk_buff *skb)
 	return false;
 }
 
-/* The verdict on a packet that parse() does not take; NEXT for what is none of a flow's. */
-static __always_inline int give_back(struct __sk_buff *skb)
+/* The verdict on a packet that parse() does not take; NEXT for what is none of a flow's. @s: to be filled in. */
+static __always_inline int give_back(struct __sk_buff *skb, struct segment *s)
 {
 	if (!may_be_tcp(skb))
 		return NEXT;
-	switch (judge_untranslatable(skb)) {
+	switch (judge_untranslatable(skb, s)) {
 	case UNTRANSLATABLE_LOST:
 		count(SEGMENT_FORWARD_LOST);
 		return DROP;

@@ -110,7 +110,12 @@ struct State {
 
 /// Whether tc programs or filters on a device, by its ifindex, come after the engine's program, in words that follow the
 /// device's name.
-pub(crate) type Behind = Box<dyn Fn(u32) -> Option<String> + Send + Sync>;
+pub(crate) type Behind =
+    Box<dyn Fn(u32) -> std::result::Result<Option<String>, DeviceGone> + Send + Sync>;
+
+/// There is no device with this index. One that is made later may get it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceGone;
 
 /// Looks after the engine's program on devices, at least once a second.
 pub(crate) type LookAround = Box<dyn Fn() + Send + Sync>;
@@ -189,10 +194,14 @@ impl Firewall {
             Ok(Some((counts, why))) => return Judgement::Unaccounted(counts, why),
             Err(why) => return Judgement::Unknown(why),
         }
-        if let Some(device) = &connection.device
-            && let Some(why) = snapshot.behind(device.index, &self.behind)
-        {
-            return Judgement::Unknown(format!("{} {why}", device.name));
+        if let Some(device) = &connection.device {
+            match snapshot.behind(device.index, &self.behind) {
+                Ok(None) => {}
+                Ok(Some(why)) => return Judgement::Unknown(format!("{} {why}", device.name)),
+                Err(DeviceGone) => {
+                    return Judgement::Gone(format!("device {} is gone", device.name));
+                }
+            }
         }
         match filters.judge(connection) {
             Verdict::Accepts => Judgement::Accepts,

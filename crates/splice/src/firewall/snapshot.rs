@@ -8,7 +8,7 @@ use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use splice_firewall::{Family, Filters, HookCounts};
 
-use super::Behind;
+use super::{Behind, DeviceGone};
 
 /// What was read of the filters. A change of the filters replaces it.
 pub(super) struct Snapshot {
@@ -47,21 +47,31 @@ impl Snapshot {
     }
 
     /// What comes after the engine's program on a device, as it was first seen.
-    pub(super) fn behind(&self, device: u32, look: &Behind) -> Option<String> {
+    ///
+    /// # Errors
+    /// If there is no such device.
+    pub(super) fn behind(&self, device: u32, look: &Behind) -> Result<Option<String>, DeviceGone> {
         let mut behinds = self.behinds();
-        behinds
-            .entry(device)
-            .or_insert_with(|| look(device))
-            .clone()
+        if let Some(known) = behinds.get(&device) {
+            return Ok(known.clone());
+        }
+        let found = look(device)?;
+        behinds.insert(device, found.clone());
+        Ok(found)
     }
 
-    /// What comes there now on each device that somebody has asked about.
+    /// What comes there now on each device that somebody has asked about. Those that are gone are forgotten, since others
+    /// may get their indices.
     pub(super) fn look_behind(&self, look: &Behind) -> HashMap<u32, Option<String>> {
         let devices: Vec<_> = self.behinds().keys().copied().collect();
-        devices
-            .into_iter()
-            .map(|device| (device, look(device)))
-            .collect()
+        let mut now = HashMap::new();
+        for device in devices {
+            match look(device) {
+                Ok(found) => _ = now.insert(device, found),
+                Err(DeviceGone) => _ = self.behinds().remove(&device),
+            }
+        }
+        now
     }
 
     /// Whether that is something else than before.

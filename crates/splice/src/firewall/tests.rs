@@ -26,7 +26,7 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
     }
     let namespace = Namespace::new("passes").expect("a namespace");
     let passes = || {
-        let firewall = Firewall::watch(Box::new(|_| None), Box::new(|| ())).expect("watched");
+        let firewall = Firewall::watch(Box::new(|_| Ok(None)), Box::new(|| ())).expect("watched");
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&woken));
         let connections = [Family::Ipv4, Family::Ipv6].map(Connection::any);
@@ -72,7 +72,7 @@ fn a_pass_for_a_device_that_leaves_is_lost() {
     };
     ip("link add leaving type veth peer name staying");
     let passes = || {
-        let firewall = Firewall::watch(Box::new(|_| None), Box::new(|| ())).expect("watched");
+        let firewall = Firewall::watch(Box::new(|_| Ok(None)), Box::new(|| ())).expect("watched");
         let socket = namespace_socket().expect("a socket");
         let index = rustix::net::netdevice::name_to_index(&socket, "leaving").expect("its index");
         let device = firewall.device(&socket, index, 1);
@@ -88,4 +88,20 @@ fn a_pass_for_a_device_that_leaves_is_lost() {
         netlab::until("it is lost", || pass.state() == gone);
     };
     here.enter(passes).expect("entered");
+}
+
+/// Its index may be that of another one by now.
+#[test]
+fn what_came_on_a_device_that_is_gone_is_forgotten() {
+    const DEVICE: u32 = 7;
+    let there: Behind = Box::new(|_| Ok(None));
+    let gone: Behind = Box::new(|_| Err(DeviceGone));
+    let filtered: Behind = Box::new(|_| Ok(Some("has a filter".into())));
+    let snapshot = Snapshot::new(Err("unread".into()), HashMap::new());
+    assert_eq!(snapshot.behind(DEVICE, &gone), Err(DeviceGone));
+    assert_eq!(snapshot.behind(DEVICE, &there), Ok(None));
+    assert_eq!(snapshot.behind(DEVICE, &filtered), Ok(None));
+    assert_eq!(snapshot.look_behind(&gone), HashMap::new());
+    let found = snapshot.behind(DEVICE, &filtered);
+    assert_eq!(found, Ok(Some("has a filter".into())));
 }

@@ -1,7 +1,8 @@
 //! The thread that watches the filters of a network namespace.
 //!
-//! nftables reports every change. iptables-legacy and hooks change silently, so the thread looks
-//! every second. After a reading it rests nine times as long as that took, but at most a second.
+//! nftables reports every change. iptables-legacy, hooks, tc and the programs of control groups change silently, so the
+//! thread looks twice a second. After a reading it rests nine times as long as that took, but at most half a second. So a
+//! change is known after half a second, and the other half is left for pairs to go back.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -16,12 +17,12 @@ use super::pass::Change;
 use super::{Firewall, Snapshot, read};
 
 /// How often to look for silent changes.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// The rest after a reading, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;
 /// The longest rest: a pair that must go back goes on for at most that long.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = LOOK_EVERY;
 
 pub(super) struct Watch {
     changes: Changes,
@@ -68,11 +69,13 @@ impl Watch {
         let mut filters = self.first.clone();
         let mut is_unsettled = false;
         let mut next = 0;
+        let mut looked_at = Instant::now();
         while let Some(told) = self.waits(if is_unsettled {
             Duration::ZERO
         } else {
-            LOOK_EVERY
+            LOOK_EVERY.saturating_sub(looked_at.elapsed())
         }) {
+            looked_at = Instant::now();
             // The caller that asks for a look may know of a change that was not reported yet.
             let asked = rustix::io::read(&self.look, &mut [0; 8]).is_ok();
             // A failed socket reports nothing any more.

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use splice_base::error::Result;
 
 use crate::endpoint::Endpoint;
-use crate::kernel::segment::Segment;
 use crate::kernel::segment::datapath::DatapathHandle;
+use crate::kernel::segment::{Asked, Segment};
 use crate::kernel::sockmap::Sockmap;
 use crate::name::{EngineChoice, EngineName};
 use crate::options::Options;
@@ -69,7 +69,7 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
         }
         EngineName::Segment => Plan {
             promotion: Some(Box::new(ByName {
-                bypasses_firewall: options.bypass_firewall,
+                asked: Asked::by(options),
             })),
             ..Plan::default()
         },
@@ -86,7 +86,7 @@ fn can_take(engine: EngineName, ends: &Ends) -> Result<()> {
 /// `segment` was chosen by name. The pair tries it at once, and the loop waits for its program.
 #[derive(Debug)]
 struct ByName {
-    bypasses_firewall: bool,
+    asked: Asked,
 }
 
 impl Promotion for ByName {
@@ -108,11 +108,7 @@ impl Promotion for ByName {
             return Proposal::Unavailable(refusal.to_string().into());
         }
         match cx.local::<DatapathHandle>().datapath() {
-            Ok(datapath) => Proposal::Try(Box::new(Segment::new(
-                datapath,
-                true,
-                self.bypasses_firewall,
-            ))),
+            Ok(datapath) => Proposal::Try(Box::new(Segment::new(datapath, true, self.asked))),
             Err(obstacle) => Proposal::Unavailable(obstacle.reason.into()),
         }
     }
@@ -135,7 +131,7 @@ impl Promotion for ByName {
 #[derive(Debug)]
 struct Auto {
     schedule: Schedule,
-    bypasses_firewall: bool,
+    asked: Asked,
 }
 
 impl Auto {
@@ -154,7 +150,7 @@ impl Auto {
         )?;
         Some(Self {
             schedule,
-            bypasses_firewall: options.bypass_firewall,
+            asked: Asked::by(options),
         })
     }
 
@@ -172,11 +168,7 @@ impl Auto {
                     return Proposal::Nothing;
                 }
                 self.schedule.attempt = Attempt::Over;
-                Proposal::Try(Box::new(Segment::new(
-                    datapath,
-                    false,
-                    self.bypasses_firewall,
-                )))
+                Proposal::Try(Box::new(Segment::new(datapath, false, self.asked)))
             }
             Some(Err(obstacle)) => {
                 self.schedule.declined(EngineName::Segment, now);

@@ -36,6 +36,8 @@ use splice_base::error::{Result, ResultExt as _};
 pub(crate) use splice_firewall::Ends;
 use splice_firewall::{Policies, Protection, Route, Way, Ways};
 
+use crate::outcome::{PeerNames, Side};
+
 /// The ways in one network namespace, watched while this lives.
 pub(crate) struct Routing {
     ways: Mutex<Ways>,
@@ -58,6 +60,7 @@ struct State {
 /// A pair whose ways are watched.
 struct RoutedPair {
     legs: [Leg; 2],
+    peers: PeerNames,
     waker: Waker,
     /// As it was last seen.
     course: Mutex<Course>,
@@ -109,9 +112,6 @@ struct Found {
     narrow: Option<&'static str>,
 }
 
-/// The sides of a pair, as they are named to the user.
-const SIDES: [&str; 2] = ["A", "B"];
-
 impl Routing {
     /// Starts to watch the ways of this thread's network namespace.
     ///
@@ -155,10 +155,12 @@ impl Routing {
     pub(crate) fn admit(
         self: &Arc<Self>,
         legs: [Leg; 2],
+        peers: PeerNames,
         waker: Waker,
     ) -> std::result::Result<Routed, String> {
         let pair = Arc::new(RoutedPair {
             legs,
+            peers,
             waker,
             course: Mutex::new(Course {
                 devices: legs.map(|leg| leg.device),
@@ -179,15 +181,18 @@ impl Routing {
             pair,
         };
         let mut course = routed.pair.course();
-        for (leg, side) in legs.iter().zip(SIDES) {
-            let unread = |error| format!("the route of {side} cannot be read: {error}");
+        for (leg, side) in legs.iter().zip(Side::BOTH) {
+            let peer = peers.of(side);
+            let unread = |error| format!("the route to {peer} cannot be read: {error}");
             // It has just been in use.
             let comes_in = true;
             let found = self.find(leg, comes_in).map_err(unread)?;
             if let Some(why) = found.incoming.or(found.outgoing).or(found.moved) {
-                return Err(format!("{side} {why}"));
+                return Err(format!("the connection with {peer} {why}"));
             }
-            let narrow = found.narrow.map(|why| format!("{side} {why}"));
+            let narrow = found
+                .narrow
+                .map(|why| format!("the connection with {peer} {why}"));
             course.moved = course.moved.take().or(narrow);
         }
         course.is_routed = true;
@@ -218,7 +223,7 @@ impl Routing {
         }
         match way.route {
             None => {
-                found.outgoing = Some("has no route to its peer");
+                found.outgoing = Some("has no route");
             }
             // First: which of them the kernel names is up to a hash with a seed of its own.
             Some(_) if ways.is_spread(ends, *device)? => {
@@ -298,8 +303,9 @@ impl Routing {
             is_routed: true,
             closed: [None, None],
         };
-        for (at, leg) in pair.legs.iter().enumerate() {
-            let side = SIDES[at];
+        for (side, leg) in Side::BOTH.into_iter().zip(&pair.legs) {
+            let at = side.index();
+            let peer = pair.peers.of(side);
             let Ok(found) = self.find(leg, false) else {
                 // The kernel is short of memory. The next look is a second away.
                 now.is_routed &= course.is_routed;
@@ -309,7 +315,7 @@ impl Routing {
                 }
                 continue;
             };
-            let words = |why| format!("{side} {why}");
+            let words = |why| format!("the connection with {peer} {why}");
             // What comes from the other side leaves here.
             for (from, why) in [(at, found.incoming), (1 - at, found.outgoing)] {
                 now.closed[from] = now.closed[from].take().or_else(|| why.map(words));

@@ -1,7 +1,7 @@
 //! The thread that watches the ways in a network namespace.
 //!
 //! rtnetlink and IPsec report changes, and say if they have lost some. The thread then looks at all pairs. Every second it
-//! looks at a few in turn, whatever was reported. After a look it rests nine times as long as that took, but at most a
+//! looks at a few in turn, whatever was reported. After a look it rests nine times as long as that took, but at most half a
 //! second: a router may change hundreds of routes a second.
 
 use std::collections::{HashMap, HashSet};
@@ -26,7 +26,7 @@ const IN_TURN: usize = 256;
 /// The rest after a look, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;
 /// The longest rest: a pair goes on for at most that long.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_millis(500);
 
 pub(super) struct Watch {
     changes: WayChanges,

@@ -186,6 +186,9 @@ impl Peer {
     /// Closes with a reset (a UNIX stream has one only when it leaves bytes unread).
     pub(crate) fn reset(self) {
         sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO)).expect("SO_LINGER");
+        // As close(2) does it then, but at once: a process that another test starts may have the descriptor for a moment
+        // more. Only TCP knows it.
+        let _ = rustix::net::connect_unspec(&self.stream);
     }
 
     /// Whether it becomes readable within `time`, by bytes, an end of stream or an error.

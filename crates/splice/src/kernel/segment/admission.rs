@@ -23,7 +23,7 @@ impl Segment {
         found: &SegmentInspection,
         waker: Waker,
     ) -> Result<(), Obstacle> {
-        if self.bypasses_firewall || self.is_admitted(found) {
+        if self.asked.bypasses_firewall || self.is_admitted(found) {
             return Ok(());
         }
         let firewall = match self.datapath.firewall() {
@@ -36,7 +36,10 @@ impl Segment {
             let index = device(socket);
             let Some(device) = firewall.device(ends[side.index()], index, socket.out_type as u16)
             else {
-                return refused(format!("the device of {side:?} is gone"));
+                return refused(format!(
+                    "the device towards {} is gone",
+                    self.asked.peers.of(side)
+                ));
             };
             connections.push(connection(local, peer, device));
         }
@@ -69,9 +72,10 @@ impl Segment {
         // The datapath has the firewall, which keeps this.
         let datapath = Arc::downgrade(&self.datapath);
         let cookies = found.socket.each_ref().map(|socket| socket.cookie);
+        let peers = self.asked.peers;
         Box::new(move || {
             let found = datapath.upgrade()?.inspect(&tuples).ok()?;
-            why_filtered(&found, &cookies)
+            why_filtered(&found, &cookies, peers)
         })
     }
 

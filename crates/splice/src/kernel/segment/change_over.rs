@@ -22,6 +22,7 @@ mod tests;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
+use super::Asked;
 use super::eligibility::{
     NotedSegment, Obstacle, can_go_on, device, examine, has_ended, is_own, promised, was_seen,
 };
@@ -131,7 +132,7 @@ pub(super) enum Asleep {
 pub(super) struct ChangeOver {
     phase: Phase,
     cookies: [u64; 2],
-    bypasses_firewall: bool,
+    asked: Asked,
     /// The next pause between two looks.
     pause: Duration,
     probed_at: Option<Instant>,
@@ -149,11 +150,11 @@ pub(super) struct ChangeOver {
 }
 
 impl ChangeOver {
-    pub(super) fn new(bypasses_firewall: bool) -> Self {
+    pub(super) fn new(asked: Asked) -> Self {
         Self {
             phase: Phase::New,
             cookies: [0; 2],
-            bypasses_firewall,
+            asked,
             pause: SHORTEST_PAUSE,
             probed_at: None,
             probes_left: PROBES,
@@ -195,13 +196,13 @@ impl ChangeOver {
         if !self.finds_both(found) || found.socket.iter().any(has_ended) {
             return Watched::Stays(Progress::Declined(ENDED_BEFORE.into()));
         }
-        match examine(found, &self.cookies, self.bypasses_firewall) {
+        match examine(found, &self.cookies, self.asked) {
             Err(Obstacle::Refused(why)) => return Watched::Stays(Progress::Refused(why)),
-            Err(Obstacle::Narrow(why)) => return Watched::Stays(Progress::Declined(why)),
+            Err(Obstacle::Network(why)) => return Watched::Stays(Progress::Declined(why)),
             Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE.into())),
             Err(Obstacle::NotNow) | Ok(()) => {}
         }
-        if !self.bypasses_firewall && !is_admitted {
+        if !self.asked.bypasses_firewall && !is_admitted {
             let why = "its route has changed since the packet filters were asked";
             return Watched::Stays(Progress::Declined(why.into()));
         }
@@ -216,7 +217,8 @@ impl ChangeOver {
             }
             if !can_go_on(found, side.index(), noted) {
                 let why = format!(
-                    "{side:?}'s segments arrive with a TTL of 1, so they cannot be forwarded"
+                    "{}'s segments arrive with a TTL of 1, so they cannot be forwarded",
+                    self.asked.peers.of(side)
                 );
                 return Watched::Stays(Progress::Refused(why.into()));
             }

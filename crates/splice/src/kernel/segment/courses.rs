@@ -52,7 +52,7 @@ impl Segment {
                 longest: longest_packet(found, Side::BOTH[side].other()),
             }
         });
-        match Arc::clone(routing).admit(legs, waker) {
+        match Arc::clone(routing).admit(legs, self.asked.peers, waker) {
             Ok(routed) => self.routed = Some(routed),
             Err(why) => return refused(why),
         }

@@ -6,8 +6,9 @@ mod tests;
 use std::borrow::Cow;
 
 use crate::endpoint::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
+use crate::kernel::segment::Asked;
 use crate::kernel::tcp_state::{ESTABLISHED, LISTEN};
-use crate::outcome::Side;
+use crate::outcome::{PeerNames, Side};
 use splice_bpf::types::segment_socket_flag as has;
 use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTuple};
 
@@ -16,9 +17,9 @@ use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTu
 pub(crate) enum Obstacle {
     /// It never can.
     Refused(Cow<'static, str>),
-    /// A path has become too narrow since the connections were made. That is the network's doing, so the pair goes on by
-    /// its sockets, as one does that has changed over before.
-    Narrow(Cow<'static, str>),
+    /// A path has become too narrow since the connections were made, or there is no route now. That is the network's doing,
+    /// so the pair goes on by its sockets, as one does that has changed over before.
+    Network(Cow<'static, str>),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
     /// A stream has come to its end.
@@ -68,35 +69,43 @@ const FILTERED: &str = "is filtered by a BPF program of its control group (syste
 
 /// Why BPF programs may stop segments of the sockets with these cookies, if some see what their control groups receive or
 /// send.
-pub(super) fn why_filtered(found: &SegmentInspection, cookies: &[u64; 2]) -> Option<String> {
+pub(super) fn why_filtered(
+    found: &SegmentInspection,
+    cookies: &[u64; 2],
+    peers: PeerNames,
+) -> Option<String> {
     let is_filtered = |side: &Side| {
         let socket = &found.socket[side.index()];
         is_own(socket, cookies[side.index()]) && socket.flags & has::FILTERED != 0
     };
     let side = Side::BOTH.into_iter().find(is_filtered)?;
-    Some(format!("{side:?} {FILTERED}"))
+    Some(format!("the connection with {} {FILTERED}", peers.of(side)))
 }
 
 /// Examines what does not change while the pair lives. Only BPF programs that filter its packets may come
-/// later; with `bypass_firewall` they are no obstacle.
+/// later; if the pair bypasses the firewall they are no obstacle.
 pub(super) fn examine(
     found: &SegmentInspection,
     cookies: &[u64; 2],
-    bypass_firewall: bool,
+    asked: Asked,
 ) -> Result<(), Obstacle> {
-    let bypassed = if bypass_firewall { has::FILTERED } else { 0 };
+    let bypassed = match asked.bypasses_firewall {
+        true => has::FILTERED | has::EXTENDED,
+        false => 0,
+    };
     for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
         // A socket that is no longer found may still hold bytes.
         if socket.flags & has::FOUND == 0 || socket.state == LISTEN {
             return Err(Obstacle::Ended);
         }
+        let peer = asked.peers.of(side);
         if !is_own(socket, cookies[side.index()]) {
             return refused(format!(
-                "{side:?} belongs to another network namespace than the thread"
+                "the connection with {peer} belongs to another network namespace than the thread"
             ));
         }
         for (bit, what) in [
-            (has::SIGNED, "signs its segments (TCP-MD5 or TCP-AO)"),
+            (has::SIGNED, "is signed (TCP-MD5 or TCP-AO)"),
             (
                 has::LAYERED,
                 "has a layer on it (a ULP, a sockmap or MPTCP)",
@@ -112,7 +121,8 @@ pub(super) fn examine(
             (has::BOUND, "is bound to a device or VRF"),
             (
                 has::CLASSED,
-                "gives its packets a traffic class (IP_TOS, IPV6_TCLASS), which translated segments have not",
+                "gives its packets a traffic class or priority (IP_TOS, IPV6_TCLASS, SO_PRIORITY), which translated \
+                 segments have not",
             ),
             (
                 has::RULED,
@@ -120,24 +130,33 @@ pub(super) fn examine(
             ),
             (
                 has::COUNTS_ECN,
-                "counts congestion marks with its peer (accurate ECN; net.ipv4.tcp_ecn below 3 \
-                 turns it off)",
+                "uses accurate ECN (net.ipv4.tcp_ecn below 3 turns it off)",
             ),
             (has::FILTERED, FILTERED),
+            (
+                has::EXTENDED,
+                "has TCP options that a BPF program of its control group reads or writes (sock_ops), which translated \
+                 segments bypass",
+            ),
         ] {
             if socket.flags & bit & !bypassed != 0 {
-                return refused(format!("{side:?} {what}"));
+                return refused(format!("the connection with {peer} {what}"));
             }
+        }
+        // The socket asks for its route when it sends.
+        if socket.out_device == 0 {
+            let why = format!("the connection with {peer} has no route now");
+            return Err(Obstacle::Network(why.into()));
         }
         if !matches!(socket.out_type, ARPHRD_ETHER | ARPHRD_LOOPBACK) {
             return refused(format!(
-                "{side:?} is reached over a device of type {} without Ethernet headers",
+                "{peer} is reached over a device of type {} without Ethernet headers",
                 socket.out_type
             ));
         }
         if device(socket) != socket.out_device {
             return refused(format!(
-                "{side:?}'s segments come in on device {} and leave by device {}",
+                "{peer}'s segments come in on device {}, and those to it leave by device {}",
                 socket.in_device, socket.out_device
             ));
         }
@@ -156,29 +175,31 @@ pub(super) fn examine(
         let takes = mss_of_peer(found, from.other());
         if announced > takes {
             return refused(format!(
-                "{from:?}'s peer may send segments of {announced} bytes, but {:?}'s takes {takes}; \
-                 set TCP_MAXSEG before {from:?} is connected",
-                from.other(),
+                "{} may send segments of {announced} bytes, but {} takes {takes}; --engine segment \
+                 (SegmentSize) announces what fits",
+                asked.peers.of(from),
+                asked.peers.of(from.other()),
             ));
         }
         let packet = longest_packet(found, from);
         if packet > receiver.path_mtu {
             let why = format!(
-                "{from:?}'s peer may send packets of {packet} bytes, and the path to {:?}'s takes {}",
-                from.other(),
+                "{} may send packets of {packet} bytes, and the path to {} takes {}",
+                asked.peers.of(from),
+                asked.peers.of(from.other()),
                 receiver.path_mtu
             );
-            return Err(Obstacle::Narrow(why.into()));
+            return Err(Obstacle::Network(why.into()));
         }
         // A window is announced in steps of the scale that the relay once chose.
         let step = 1u32 << sender.own_scale;
         let least = 2 * step.max(sender.announced_mss.min(LARGEST_MSS_BYTES));
         if receiver.largest_window < least {
             return refused(format!(
-                "{:?}'s peer has a window of at most {} bytes, too small for {from:?}'s, which reads it \
-                 in steps of {step}",
-                from.other(),
+                "{} has a window of at most {} bytes, too small for {}, which reads it in steps of {step}",
+                asked.peers.of(from.other()),
                 receiver.largest_window,
+                asked.peers.of(from),
             ));
         }
     }

@@ -188,7 +188,7 @@ impl Segment {
     pub(super) fn why_back(&self, flow: &Flow) -> Option<String> {
         let untranslatable = flow.untranslatable();
         untranslatable
-            .map(|(side, how)| format!("{side:?}'s segments {how}"))
+            .map(|(side, how)| format!("{}'s segments {how}", self.asked.peers.of(side)))
             // First: where the program comes first then, others count as filters behind it.
             .or_else(|| self.why_not_seen())
             .or_else(|| self.why_not_bypassing())
@@ -211,7 +211,7 @@ impl Segment {
     }
 
     /// Sets the sockets as they were before they slept.
-    fn restore_timers(&mut self, ends: [&Endpoint; 2]) {
+    pub(super) fn restore_timers(&mut self, ends: [&Endpoint; 2]) {
         if let Some(peers) = self.peers.take() {
             peers.restore(ends);
         }

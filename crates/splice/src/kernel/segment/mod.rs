@@ -59,7 +59,8 @@ use super::{Aftermath, DirectionView, KernelCounters, KernelEngine, PairView, Tu
 use crate::endpoint::Endpoint;
 use crate::firewall::{Doubt, Pass};
 use crate::name::EngineName;
-use crate::outcome::{Reason, Side};
+use crate::options::Options;
+use crate::outcome::{PeerNames, Reason, Side};
 use crate::reactor::Notifier;
 use crate::routing::Routed;
 use change_over::{ChangeOver, Phase};
@@ -73,14 +74,31 @@ use splice_base::repair;
 use splice_bpf::types::segment_mark as mark;
 use time_wait::TimeWait;
 
+/// What the caller has asked for, of one pair.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asked {
+    /// The packet filters are not asked.
+    pub(crate) bypasses_firewall: bool,
+    /// What the peers are called.
+    pub(crate) peers: PeerNames,
+}
+
+impl Asked {
+    pub(crate) fn by(options: &Options) -> Self {
+        Self {
+            bypasses_firewall: options.bypass_firewall,
+            peers: options.peer_names,
+        }
+    }
+}
+
 /// A pair on its way to this engine, or on it.
 #[derive(Debug)]
 pub(crate) struct Segment {
     datapath: Arc<Datapath>,
     /// The loop waits while the program is attached to a device.
     waits: bool,
-    /// The packet filters are not asked.
-    bypasses_firewall: bool,
+    asked: Asked,
     /// The packet filters let the pair's segments pass.
     pass: Option<Pass>,
     /// Where the pair's segments go is watched.
@@ -104,17 +122,17 @@ pub(crate) struct Segment {
 impl Segment {
     /// With `waits`, the loop of the first pair on a device waits while the program is attached to it.
     /// Otherwise the pair goes on in user space until then.
-    pub(crate) fn new(datapath: Arc<Datapath>, waits: bool, bypasses_firewall: bool) -> Self {
+    pub(crate) fn new(datapath: Arc<Datapath>, waits: bool, asked: Asked) -> Self {
         Self {
             datapath,
             waits,
-            bypasses_firewall,
+            asked,
             pass: None,
             routed: None,
             attached: [None, None],
             doubted: None,
             begins_at: None,
-            change_over: ChangeOver::new(bypasses_firewall),
+            change_over: ChangeOver::new(asked),
             counters: Arc::default(),
             peers: None,
             wait: None,

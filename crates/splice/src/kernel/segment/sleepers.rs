@@ -28,6 +28,8 @@ const SHORTEST_SILENCE: Duration = Duration::from_millis(500);
 pub(super) struct Peers {
     /// The sockets have sent their last acknowledgement, and send no more unasked.
     pub(super) sleep: bool,
+    /// Their timers were ended.
+    timeless: bool,
     timeouts: [Timeouts; 2],
     liveness: [Liveness; 2],
     /// Peers that answer, but have no room: where their window ends, and since when it has been known.
@@ -44,6 +46,7 @@ impl Peers {
     fn of(ends: [&Endpoint; 2]) -> Self {
         Self {
             sleep: false,
+            timeless: false,
             timeouts: ends.map(Timeouts::of),
             liveness: Default::default(),
             without_room: [None; 2],
@@ -53,31 +56,39 @@ impl Peers {
         }
     }
 
+    /// Those of sockets whose timers end here: nothing reaches them any more, so a timer would give up a peer that is
+    /// there, also while this process is stopped.
+    fn without_timers(ends: [&Endpoint; 2]) -> Self {
+        let peers = Self::of(ends);
+        for (end, timeouts) in ends.into_iter().zip(&peers.timeouts) {
+            if timeouts.have_timers() {
+                end_timers(end);
+            }
+        }
+        Self {
+            timeless: true,
+            ..peers
+        }
+    }
+
     /// Sets the sockets as they were before they slept.
     pub(super) fn restore(&self, ends: [&Endpoint; 2]) {
-        if self.sleep {
+        if self.timeless {
             for (end, timeouts) in ends.into_iter().zip(&self.timeouts) {
                 timeouts.restore(end);
             }
         }
     }
 
-    /// Those of sockets that have sent their last acknowledgement.
-    fn asleep(flow: &Flow, ends: [&Endpoint; 2], found: &SegmentInspection) -> Self {
-        let mut peers = Self::of(ends);
-        peers.sleep = true;
+    /// The sockets have sent their last acknowledgement.
+    fn fall_asleep(&mut self, flow: &Flow, found: &SegmentInspection) {
+        self.sleep = true;
         let sockets = found.socket.each_ref();
-        peers.questions_left = sockets.map(|socket| match socket.state {
+        self.questions_left = sockets.map(|socket| match socket.state {
             tcp_state::ESTABLISHED => u32::MAX,
             _ => MOST_QUESTIONS,
         });
-        peers.tracked = flow.is_tracked();
-        for (end, timeouts) in ends.into_iter().zip(&peers.timeouts) {
-            if timeouts.have_timers() {
-                end_timers(end);
-            }
-        }
-        peers
+        self.tracked = flow.is_tracked();
     }
 
     /// Ends a flow after a reset that the program could not judge, if nothing has spoken against it for a while. A peer
@@ -242,17 +253,28 @@ impl Segment {
         match asleep {
             Asleep::Late => {
                 ends.into_iter().for_each(wake);
+                self.restore_timers(ends);
                 flow.overlap_again();
                 self.change_over.overlap_again();
                 Progress::Again
             }
-            Asleep::MaySend(left) => Progress::Spliced(left),
+            Asleep::MaySend(left) => {
+                self.without_timers(ends);
+                Progress::Spliced(left)
+            }
             Asleep::Silent => {
                 // Nothing reaches the sockets any more but resets, and nothing leaves them unasked.
-                self.peers = Some(Box::new(Peers::asleep(flow, ends, found)));
+                self.without_timers(ends).fall_asleep(flow, found);
                 self.look_at_peers(flow, ends, now)
             }
         }
+    }
+
+    /// The peers of sockets whose timers have ended. A pair that ends with its first look does without these calls.
+    fn without_timers(&mut self, ends: [&Endpoint; 2]) -> &mut Peers {
+        let peers = self.peers.take().filter(|peers| peers.timeless);
+        let peers = peers.unwrap_or_else(|| Box::new(Peers::without_timers(ends)));
+        self.peers.insert(peers)
     }
 
     /// Looks at a pair whose sockets are known to be silent.

@@ -20,8 +20,7 @@ pub(super) fn put_to_sleep(end: &Endpoint, datapath: &Datapath) {
 }
 
 /// Stops the keep-alive timer, which fires in repair mode, too, and what it reads besides. No other timer runs on a
-/// socket that has nothing to send (`tcp_write_timeout`, `tcp_probe_timer`). A short pair does without this call: at
-/// first the program drops what sleeping sockets send.
+/// socket that has nothing to send (`tcp_write_timeout`, `tcp_probe_timer`).
 pub(super) fn end_timers(end: &Endpoint) {
     // As above.
     let _ = sockopt::set_socket_keepalive(end, false);

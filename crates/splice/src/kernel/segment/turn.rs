@@ -122,7 +122,7 @@ impl Segment {
                 wait_until(at)
             }
             Obstacle::Refused(why) => Turn::Refused(format!("segment: {why}").into()),
-            Obstacle::Narrow(why) => declined(&why),
+            Obstacle::Network(why) => declined(&why),
         })
     }
 
@@ -144,7 +144,7 @@ impl Segment {
             .datapath
             .inspect(&tuples)
             .map_err(|errno| Obstacle::Refused(not_inspected(errno).into()))?;
-        examine(&found, &cookies, self.bypasses_firewall)?;
+        examine(&found, &cookies, self.asked)?;
         let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
         self.ask_packet_filters(ends, addresses, &tuples, &found, waker())?;
         self.ask_routing(ends, addresses, &found, waker())?;
@@ -231,8 +231,9 @@ impl Segment {
                     return Progress::Refused(why);
                 }
                 let why = format!(
-                    "the program saw no segment of {side:?}'s peer on device {device}: NAT, policy \
-                     routing or another tc program is in between"
+                    "the program saw no segment of {} on device {device}: NAT, policy routing or another \
+                     tc program is in between",
+                    self.asked.peers.of(side)
                 );
                 return self.change_over.later_or(now, why);
             }

@@ -50,8 +50,14 @@ fn the_relays_end_towards_the_server_takes_less_of_single_packets(stage: &Stage)
 
 with_each_engine!(the_relays_end_towards_the_client_takes_less, routed);
 with_each_engine!(the_relays_end_towards_the_server_takes_less, routed);
-with_each_engine!(the_relays_end_towards_the_client_takes_less_of_single_packets, routed);
-with_each_engine!(the_relays_end_towards_the_server_takes_less_of_single_packets, routed);
+with_each_engine!(
+    the_relays_end_towards_the_client_takes_less_of_single_packets,
+    routed
+);
+with_each_engine!(
+    the_relays_end_towards_the_server_takes_less_of_single_packets,
+    routed
+);
 
 /// The relay hears nothing of it, and its pairs stay spliced. What does without super-packets: `a_link_loses_what_is_too_long`.
 fn the_routers_end(stage: &Stage, side: Side) {

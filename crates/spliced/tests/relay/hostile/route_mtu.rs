@@ -65,10 +65,7 @@ fn a_route_gets_a_smaller_mtu_for_good(stage: &Stage) {
 fn a_rule_leads_to_a_narrower_route(stage: &Stage) {
     becomes_narrow(stage, Side::Client, |site| {
         site.use_route(&format!(" mtu {SMALL_MTU} table 77"));
-        site.ip(&format!(
-            "rule add to {} table 77 pref 5",
-            site.network()
-        ));
+        site.ip(&format!("rule add to {} table 77 pref 5", site.network()));
     });
 }
 
@@ -223,7 +220,8 @@ macro_rules! with_each_engine_behind {
             use super::*;
 
             fn with(engine: &str, family: Family) {
-                let prepare = |lab: &Lab| $sides.into_iter().for_each(|side| narrow_route(lab, side));
+                let prepare =
+                    |lab: &Lab| $sides.into_iter().for_each(|side| narrow_route(lab, side));
                 Stage::routed_after(prepare, engine, family, super::$case);
             }
 
@@ -261,5 +259,8 @@ macro_rules! with_each_engine_behind {
 }
 
 with_each_engine_behind!(both_routes_are_narrow_from_the_beginning, Side::BOTH);
-with_each_engine_behind!(the_servers_route_is_narrow_from_the_beginning, [Side::Server]);
+with_each_engine_behind!(
+    the_servers_route_is_narrow_from_the_beginning,
+    [Side::Server]
+);
 with_each_engine!(the_servers_route_becomes_narrow_before_a_connection, routed);

@@ -203,6 +203,43 @@ impl Site<'_> {
         }
     }
 
+    /// Takes the device out of the relay's host, and with it the other end of the cable. Whoever is on this side loses it
+    /// as well: `by_router` says who has it deleted.
+    pub(super) fn remove_cable(&self, by_router: bool) {
+        let relay = self.stage.lab().relay();
+        match by_router {
+            true => ip(self.router_host(), &format!("link del {}", Lab::TO_RELAY)),
+            false => ip(relay, &format!("link del {}", self.device())),
+        };
+    }
+
+    /// Lays a cable as the one before.
+    pub(super) fn renew_cable(&self) {
+        let (relay, router) = (self.stage.lab().relay(), self.router_host());
+        let (here, there, to) = (self.device(), Lab::TO_RELAY, router.name());
+        ip(
+            relay,
+            &format!("link add {here} type veth peer name {there} netns {to}"),
+        );
+        let width = match self.stage.family() {
+            Family::V4 => "24",
+            Family::V6 => "64",
+        };
+        let of_router = format!("{}/{width}", self.router());
+        let (version, nodad) = (self.version(), self.nodad());
+        for (host, device, address) in [(relay, here, self.address()), (router, there, of_router)] {
+            let dad = format!("net.ipv6.conf.{device}.accept_dad");
+            host.set_sysctl(&dad, "0").expect("set");
+            let add = format!("{version} addr add {address} dev {device}{nodad}");
+            ip(host, &add);
+            ip(host, &format!("link set {device} up"));
+        }
+        let address = self.address();
+        let (relay, _) = address.split_once('/').expect("a width");
+        ip(router, &format!("{version} route add default via {relay}"));
+        self.restore_route();
+    }
+
     pub(super) fn restore_address(&self) {
         let (address, device, nodad) = (self.address(), self.device(), self.nodad());
         self.ip(&format!("addr replace {address} dev {device}{nodad}"));

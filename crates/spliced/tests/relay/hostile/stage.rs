@@ -1,8 +1,10 @@
 //! A relay between a client and a server in namespaces of their own, and a forger beside each of the two.
 
 use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
 
 use netlab::{Lab, Namespace, Need, available};
+use splice_bpf::types::segment_state;
 
 use super::connection::{Connection, Side};
 use super::forger::Forger;
@@ -40,48 +42,97 @@ pub(super) struct Stage {
     at_server: Forger,
 }
 
+/// How a relay is started.
+struct Start<'a> {
+    engine: &'a str,
+    family: Family,
+    /// Its options beside the engine.
+    options: &'a [&'a str],
+    /// A program that starts it, and the arguments of that program before its own.
+    by: &'a [&'a str],
+}
+
+impl<'a> Start<'a> {
+    fn with(engine: &'a str, family: Family) -> Self {
+        Self {
+            engine,
+            family,
+            options: &[],
+            by: &[],
+        }
+    }
+
+    fn command(&self, lab: &Lab) -> Command {
+        match self.by {
+            [] => lab.relay().command(BINARY),
+            [program, arguments @ ..] => {
+                let mut command = lab.relay().command(program);
+                command.args(arguments).arg(BINARY);
+                command
+            }
+        }
+    }
+}
+
 impl Stage {
     /// Runs a case on a relay with this engine.
     pub(super) fn with(engine: &str, family: Family, case: impl FnOnce(&Self)) {
-        Self::run(engine, family, &[], |_| None, case);
+        Self::run(&Start::with(engine, family), |_| None, case);
     }
 
     /// The same, with a relay that gives an end up after this time.
     pub(super) fn with_user_timeout(engine: &str, family: Family, case: impl FnOnce(&Self)) {
-        Self::run(
-            engine,
-            family,
-            &["--user-timeout", USER_TIMEOUT],
-            |_| None,
-            case,
-        );
+        let start = Start {
+            options: &["--user-timeout", USER_TIMEOUT],
+            ..Start::with(engine, family)
+        };
+        Self::run(&start, |_| None, case);
     }
 
     /// The same, with a relay that soon gives up who has vanished.
     pub(super) fn impatient(engine: &str, family: Family, case: impl FnOnce(&Self)) {
         let hasten = |lab: &Lab| {
-            for (name, value) in SETTINGS {
-                lab.relay().set_sysctl(name, value).expect("set");
-            }
+            hasten(lab);
             None
         };
-        Self::run(engine, family, &[], hasten, case);
+        Self::run(&Start::with(engine, family), hasten, case);
     }
 
     /// The same, with a router on each side of the relay.
     pub(super) fn impatient_routed(engine: &str, family: Family, case: impl FnOnce(&Self)) {
-        let prepare = |lab: &Lab| {
-            for (name, value) in SETTINGS {
-                lab.relay().set_sysctl(name, value).expect("set");
-            }
-            Some(Hops::behind(lab))
-        };
-        Self::run(engine, family, &[], prepare, case);
+        Self::impatient_routed_by(&[], engine, family, case);
     }
 
-    /// The same, with a router on each side of the relay: the lab's client and server.
+    /// The same, with a relay that this program starts: its own arguments come after these.
+    pub(super) fn impatient_routed_by(
+        by: &[&str],
+        engine: &str,
+        family: Family,
+        case: impl FnOnce(&Self),
+    ) {
+        let prepare = |lab: &Lab| {
+            hasten(lab);
+            Some(Hops::behind(lab))
+        };
+        let start = Start {
+            by,
+            ..Start::with(engine, family)
+        };
+        Self::run(&start, prepare, case);
+    }
+
+    /// With a router on each side of the relay: the lab's client and server.
     pub(super) fn routed(engine: &str, family: Family, case: impl FnOnce(&Self)) {
-        Self::run(engine, family, &[], |lab| Some(Hops::behind(lab)), case);
+        Self::routed_by(&[], engine, family, case);
+    }
+
+    /// The same, with a relay that this program starts.
+    pub(super) fn routed_by(by: &[&str], engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        let start = Start {
+            by,
+            ..Start::with(engine, family)
+        };
+        Self::run(&start, |lab| Some(Hops::behind(lab)), case);
     }
 
     /// The same, where something is done before the relay runs.
@@ -96,30 +147,19 @@ impl Stage {
             prepare(lab);
             Some(hops)
         };
-        Self::run(engine, family, &[], hops, case);
+        Self::run(&Start::with(engine, family), hops, case);
     }
 
-    fn run(
-        engine: &str,
-        family: Family,
-        options: &[&str],
-        hops: impl FnOnce(&Lab) -> Option<Hops>,
-        case: impl FnOnce(&Self),
-    ) {
+    fn run(start: &Start<'_>, hops: impl FnOnce(&Lab) -> Option<Hops>, case: impl FnOnce(&Self)) {
         if available(Need::Root) && available(Need::Ss) {
             let lab = Lab::new().expect("a lab");
             let hops = hops(&lab);
-            case(&Self::between(lab, hops, engine, family, options));
+            case(&Self::between(lab, hops, start));
         }
     }
 
-    fn between(
-        lab: Lab,
-        hops: Option<Hops>,
-        engine: &str,
-        family: Family,
-        options: &[&str],
-    ) -> Self {
+    fn between(lab: Lab, hops: Option<Hops>, start: &Start<'_>) -> Self {
+        let family = start.family;
         let [listen, target]: [IpAddr; 2] = match (family, &hops) {
             (Family::V4, None) => [Lab::RELAY_V4.into(), Lab::SERVER_V4.into()],
             (Family::V6, None) => [Lab::RELAY_V6.into(), Lab::SERVER_V6.into()],
@@ -132,12 +172,12 @@ impl Stage {
             .map_or_else(|| lab.client(), |hops| &hops.near);
         let server_side = hops.as_ref().map_or_else(|| lab.server(), |hops| &hops.far);
         let server = Server::in_namespace(server_side, &any_port(target));
-        let mut command = lab.relay().command(BINARY);
+        let mut command = start.command(&lab);
         command.args(["relay", &any_port(listen), &server.address]);
-        command.args(["--engine", engine]).args(options);
+        command.args(["--engine", start.engine]).args(start.options);
         Self {
             hop: Hop::spawn(&mut command),
-            engine: engine.to_owned(),
+            engine: start.engine.to_owned(),
             family,
             at_client: Forger::in_namespace(client_side, family),
             at_server: Forger::in_namespace(server_side, family),
@@ -213,6 +253,40 @@ impl Stage {
         connections
     }
 
+    /// A rule of nftables that drops what clients send.
+    pub(super) fn stop_clients(&self) {
+        let port = self.hop.relay.port();
+        self.nft(&format!(
+            "add table inet stop; \
+             add chain inet stop c {{ type filter hook input priority 0; }}; \
+             add rule inet stop c tcp dport {port} drop"
+        ));
+    }
+
+    /// Removes that.
+    pub(super) fn let_clients_pass(&self) {
+        self.nft("delete table inet stop");
+    }
+
+    fn nft(&self, rules: &str) {
+        let done = self.lab.relay().command("nft").arg(rules).output();
+        let done = done.expect("nft runs");
+        assert!(done.status.success(), "{rules}: {done:?}");
+    }
+
+    /// Waits until the program translates for no connection any more.
+    pub(super) fn until_all_are_back(&self) {
+        let by_program = [
+            segment_state::OVERLAP,
+            segment_state::SPLICED,
+            segment_state::HELD,
+        ];
+        until("all have gone back", || {
+            let states = self.hop.states();
+            !states.iter().any(|state| by_program.contains(state))
+        });
+    }
+
     /// Waits until the relay has logged the end of this number of pairs, and has no socket of them. Every one must
     /// have one of these outcomes.
     pub(super) fn expect_ended(&self, pairs: usize, outcomes: &[&str]) {
@@ -227,5 +301,12 @@ impl Stage {
             assert!(listed.status.success(), "{listed:?}");
             listed.stdout.is_empty()
         });
+    }
+}
+
+/// Has the relay's host give up soon who has vanished.
+pub(super) fn hasten(lab: &Lab) {
+    for (name, value) in SETTINGS {
+        lab.relay().set_sysctl(name, value).expect("set");
     }
 }

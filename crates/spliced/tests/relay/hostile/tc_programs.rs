@@ -2,7 +2,6 @@
 //! somebody detaches. The stack does not mind, and spliced connections go back to their sockets.
 
 use netlab::Lab;
-use splice_bpf::types::segment_state;
 use splice_bpf::{DeviceLink, detach_link, load, objects};
 
 use super::connection::{Connection, Side};
@@ -62,15 +61,7 @@ fn detach(site: &Site<'_>) {
 
 /// Bytes go both ways on a connection that was idle, by its sockets.
 fn expect_by_sockets(stage: &Stage, idle: &Connection) {
-    let by_program = [
-        segment_state::OVERLAP,
-        segment_state::SPLICED,
-        segment_state::HELD,
-    ];
-    until("all have gone back", || {
-        let states = stage.hop().states();
-        !states.iter().any(|state| by_program.contains(state))
-    });
+    stage.until_all_are_back();
     for side in Side::BOTH {
         idle.end(side).write_number(1);
         assert_eq!(idle.end(side.other()).read_number(), 1);

@@ -3,13 +3,11 @@
 
 use std::time::Duration;
 
-use splice_base::socket_option::send_ip_options;
-
 use super::connection::{Connection, Side};
 use super::path_mtu_time::{Moment, forget_paths, time_after};
 use super::stage::{Family, IN_ORDER, Stage};
 use super::times::{Comparison, ROUNDS};
-use super::untranslated::{fragment, unfragment};
+use super::untranslated::{fragment, send_no_operation, unfragment};
 
 /// Some streams from `side`, one after the other, each of which `change` meets, and `restore` follows.
 fn streams(
@@ -74,7 +72,7 @@ fn a_router_fragments() {
 #[ignore = "soak: compares times"]
 fn the_sender_has_options() {
     let change = |_: &Stage, side, connection: &Connection| {
-        send_ip_options(connection.end(side)).expect("they are set");
+        send_no_operation(connection.end(side)).expect("they are set");
     };
     compare("options", &[Moment::Idle], change, |_, _| ());
 }
@@ -83,7 +81,7 @@ fn the_sender_has_options() {
 #[ignore = "soak: compares times"]
 fn the_receiver_has_options() {
     let change = |_: &Stage, side: Side, connection: &Connection| {
-        send_ip_options(connection.end(side.other())).expect("they are set");
+        send_no_operation(connection.end(side.other())).expect("they are set");
     };
     compare("options of the receiver", &Moment::BOTH, change, |_, _| ());
 }

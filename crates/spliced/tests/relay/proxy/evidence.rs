@@ -32,12 +32,14 @@ use super::leaving::slow_listener;
 use super::routes::connect;
 use super::slow_names::with_names;
 use crate::patience::{PATIENCE, until};
+use crate::relay::command;
 use crate::resolver::{NAME, SLOW, with_name_server};
 
 /// A listener `l` before `servers`.
 pub(super) fn before(servers: &[&Fickle], more: &str) -> Proxy {
     let addresses: Vec<_> = servers.iter().map(|server| server.quoted()).collect();
-    Proxy::run(&configuration(&addresses.join(", "), more))
+    let configuration = configuration(&addresses.join(", "), more);
+    Proxy::start_apart(&configuration, &mut command(&[]))
 }
 
 pub(super) fn configuration(servers: &str, more: &str) -> String {

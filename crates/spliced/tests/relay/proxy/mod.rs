@@ -15,6 +15,7 @@ pub(crate) mod hostile;
 mod leaving;
 mod limits;
 mod logged;
+mod other_programs;
 mod peers;
 mod reload;
 mod reload_under_load;
@@ -41,6 +42,8 @@ pub(crate) struct Proxy {
     pub(crate) relay: Relay,
     _directory: Scratch,
     configuration: PathBuf,
+    /// Its control socket, if that is not with those of all processes.
+    control: Option<PathBuf>,
 }
 
 impl Proxy {
@@ -58,14 +61,36 @@ impl Proxy {
     /// The same by a command that takes the arguments.
     pub(crate) fn start(configuration: &str, command: &mut Command) -> Self {
         let directory = Scratch::new("proxy").expect("a directory");
+        Self::start_with(configuration, command, directory, None)
+    }
+
+    /// The same, with a control socket where no other test finds it: whoever asks all processes asks this one, too, which
+    /// takes a descriptor.
+    pub(crate) fn start_apart(configuration: &str, command: &mut Command) -> Self {
+        let directory = Scratch::new("proxy").expect("a directory");
+        let control = directory.path().join("apart.sock");
+        Self::start_with(configuration, command, directory, Some(control))
+    }
+
+    fn start_with(
+        configuration: &str,
+        command: &mut Command,
+        directory: Scratch,
+        control: Option<PathBuf>,
+    ) -> Self {
         let path = directory.path().join("proxy.toml");
         fs::write(&path, configuration).expect("written");
         let path_text = path.to_str().expect("UTF-8");
-        let relay = Relay::spawn_silent(command.args(["run", "--config", path_text]));
+        command.args(["run", "--config", path_text]);
+        if let Some(control) = &control {
+            command.arg("--control").arg(control);
+        }
+        let relay = Relay::spawn_silent(command);
         let proxy = Self {
             relay,
             _directory: directory,
             configuration: path,
+            control,
         };
         until_found("it listens", || proxy.try_status());
         proxy
@@ -80,8 +105,17 @@ impl Proxy {
     }
 
     fn ask_with(&self, arguments: &[&str]) -> Output {
-        let path = self.configuration();
-        output(command(arguments).args(["--config", path]))
+        output(&mut self.command(arguments))
+    }
+
+    /// A command that asks this process.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = command(arguments);
+        match &self.control {
+            Some(control) => command.arg("--control").arg(control),
+            None => command.args(["--config", self.configuration()]),
+        };
+        command
     }
 
     fn try_status(&self) -> Option<Value> {
@@ -90,8 +124,7 @@ impl Proxy {
 
     /// The status of every process that runs the configuration.
     pub(crate) fn all(&self) -> Vec<Value> {
-        let path = self.configuration();
-        let output = output(&mut command(&["status", "--json", "--config", path]));
+        let output = self.ask_with(&["status", "--json"]);
         match output.status.success() {
             true => serde_json::from_slice(&output.stdout).expect("JSON"),
             false => Vec::new(),
@@ -108,8 +141,7 @@ impl Proxy {
         let scratch = Scratch::new("told").expect("a directory");
         let told = scratch.path().join("sessions.json");
         let file = fs::File::create(&told).expect("a file");
-        let path = self.configuration();
-        let mut command = command(&["sessions", "--json", "--config", path]);
+        let mut command = self.command(&["sessions", "--json"]);
         let mut process = Process::spawn(command.stdout(file)).expect("it starts");
         let status = process
             .wait_at_most(PATIENCE)

@@ -16,7 +16,7 @@ use super::evidence::{before, configuration, is_served, server_of, wait_counted}
 use super::fickle::Fickle;
 use super::routes::connect;
 use crate::patience::{PATIENCE, until};
-use crate::relay::{BINARY, Relay, limit_with};
+use crate::relay::{BINARY, Relay, command, limit_with};
 
 /// The local ports of the relay's namespace.
 const PORTS: u16 = 20;
@@ -35,10 +35,11 @@ pub(crate) fn limit_descriptors(proxy: &Proxy, spare: usize) {
         waits.contains(&true)
     });
     let id = proxy.relay.id();
+    let control = proxy.control.as_ref().expect("it was started apart");
     // An accepted socket has the name that the one that listens was bound to.
     until("its client is gone", || {
         let sockets = fs::read_to_string(format!("/proc/{id}/net/unix")).expect("sockets");
-        let bound = format!("/{id}.sock.spliced-");
+        let bound = format!("{}.spliced-", control.display());
         let of_process = sockets.lines().filter(|line| line.contains(&bound));
         of_process.count() == 1
     });
@@ -111,7 +112,7 @@ fn connections_without_descriptors_say_nothing_about_the_server() {
     let configuration = configuration(&list, "connect_timeout = \"200ms\"");
     // Other engines open files in the background.
     let configuration = configuration.replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
-    let proxy = Proxy::run(&configuration);
+    let proxy = Proxy::start_apart(&configuration, &mut command(&[]));
     let address = proxy.address("l");
     limit_descriptors(&proxy, 1);
     let mut client = connect(&address);
@@ -174,7 +175,7 @@ fn a_server_that_resets_everything_is_out_after_a_shortage() {
     // Other engines open files in the background.
     let configuration =
         configuration(&list, "").replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
-    let proxy = Proxy::run(&configuration);
+    let proxy = Proxy::start_apart(&configuration, &mut command(&[]));
     let address = proxy.address("l");
     servers[0].set(|it| &it.resets_all);
     // One client and its server.

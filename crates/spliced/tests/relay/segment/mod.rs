@@ -1,6 +1,7 @@
 //! `--engine segment`: relays in network namespaces of their own.
 
 pub(crate) mod hop;
+mod reasons;
 mod refusal;
 mod row;
 mod size;

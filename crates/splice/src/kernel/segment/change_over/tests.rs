@@ -10,7 +10,7 @@ const NOT_NOTED: [Option<NotedSegment>; 2] = [None; 2];
 const MS: Duration = Duration::from_millis(1);
 
 fn watching() -> ChangeOver {
-    let mut change_over = ChangeOver::new(false);
+    let mut change_over = ChangeOver::new(Asked::default());
     change_over.begin_watching(COOKIES);
     change_over
 }
@@ -105,10 +105,16 @@ fn a_pair_is_declined_when_a_stream_has_ended() {
     let mut found = pair();
     // TCP_CLOSE_WAIT
     found.socket[1].state = 8;
-    assert_eq!(outcome(&found, true), Progress::Declined(ENDED_BEFORE.into()));
+    assert_eq!(
+        outcome(&found, true),
+        Progress::Declined(ENDED_BEFORE.into())
+    );
     let mut found = pair();
     found.socket[0].cookie += 1;
-    assert_eq!(outcome(&found, true), Progress::Declined(ENDED_BEFORE.into()));
+    assert_eq!(
+        outcome(&found, true),
+        Progress::Declined(ENDED_BEFORE.into())
+    );
 }
 
 #[test]

@@ -3,10 +3,12 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::io::Errno;
 use splice_bpf::{AttachMode, Beside, foreign_name, programs_beside};
 use splice_firewall::Links;
 
 use super::before::is_own;
+use crate::firewall::DeviceGone;
 
 /// Looks for them in one network namespace.
 pub(super) struct Behind {
@@ -19,12 +21,20 @@ pub(super) struct Behind {
 
 impl Behind {
     /// Which one there is on a device, in words that follow its name; `None` without one.
-    pub(super) fn first(&self, device: u32) -> Option<String> {
-        let unread = |why: String| Some(format!("has tc programs that cannot be listed: {why}"));
+    ///
+    /// # Errors
+    /// If there is no such device.
+    pub(super) fn first(&self, device: u32) -> Result<Option<String>, DeviceGone> {
+        let unread = |why: String| {
+            let why = format!("has tc programs that cannot be listed: {why}");
+            Ok(Some(why))
+        };
         let by_filter = match programs_beside(device, self.own) {
             Ok(Beside::Programs { behind, .. }) => {
                 if let Some(name) = behind.into_iter().find_map(foreign_name) {
-                    return Some(format!("has the tc program {name} behind the relay's"));
+                    return Ok(Some(format!(
+                        "has the tc program {name} behind the relay's"
+                    )));
                 }
                 false
             }
@@ -33,11 +43,12 @@ impl Behind {
                 mode == AttachMode::Clsact
             }
             Ok(Beside::NoLinks) => true,
+            Err(Errno::NODEV) => return Err(DeviceGone),
             Err(errno) => return unread(errno.to_string()),
         };
         match self.filter(device, by_filter) {
             Ok(kind) => {
-                kind.map(|kind| format!("has a tc filter ({kind}) behind the relay's program"))
+                Ok(kind.map(|kind| format!("has a tc filter ({kind}) behind the relay's program")))
             }
             Err(error) => unread(error.to_string()),
         }

@@ -1,11 +1,16 @@
 use super::*;
 use crate::kernel::segment::sample::{COOKIES, DEVICES, pair, unseen_pair};
 
+const PAST_FIREWALL: Asked = Asked {
+    bypasses_firewall: true,
+    peers: PeerNames { a: "A", b: "B" },
+};
+
 /// Why a pair is refused that is a sample but for `change`.
 fn refusal(change: impl FnOnce(&mut SegmentInspection)) -> String {
     let mut found = pair();
     change(&mut found);
-    match examine(&found, &COOKIES, false) {
+    match examine(&found, &COOKIES, Asked::default()) {
         Err(Obstacle::Refused(why)) => why.into_owned(),
         other => panic!("{other:?}"),
     }
@@ -13,13 +18,13 @@ fn refusal(change: impl FnOnce(&mut SegmentInspection)) -> String {
 
 #[test]
 fn plain_tcp_connections_are_eligible() {
-    assert_eq!(examine(&pair(), &COOKIES, false), Ok(()));
+    assert_eq!(examine(&pair(), &COOKIES, Asked::default()), Ok(()));
 }
 
 #[test]
 fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
     for (bit, word) in [
-        (has::SIGNED, "signs"),
+        (has::SIGNED, "signed"),
         (has::LAYERED, "layer"),
         (has::WRAPPED, "IPsec"),
         (has::MARKED, "SO_MARK"),
@@ -29,10 +34,12 @@ fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
         // Linux 6.18 knows accurate ECN and does not negotiate it (`net.ipv4.tcp_ecn` takes no 3).
         (has::COUNTS_ECN, "accurate ECN"),
         (has::FILTERED, "control group"),
+        (has::EXTENDED, "sock_ops"),
     ] {
-        for (socket, side) in [(0, "A "), (1, "B ")] {
+        for (socket, peer) in [(0, "A "), (1, "B ")] {
             let why = refusal(|found| found.socket[socket].flags |= bit);
-            assert!(why.starts_with(side) && why.contains(word), "{why}");
+            let whose = format!("the connection with {peer}");
+            assert!(why.starts_with(&whose) && why.contains(word), "{why}");
         }
     }
 }
@@ -40,11 +47,11 @@ fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
 #[test]
 fn a_control_group_filter_is_no_obstacle_where_packet_filters_are_bypassed() {
     let mut found = pair();
-    found.socket[0].flags |= has::FILTERED;
-    assert_eq!(examine(&found, &COOKIES, true), Ok(()));
+    found.socket[0].flags |= has::FILTERED | has::EXTENDED;
+    assert_eq!(examine(&found, &COOKIES, PAST_FIREWALL), Ok(()));
     found.socket[0].flags |= has::MARKED;
     assert!(matches!(
-        examine(&found, &COOKIES, true),
+        examine(&found, &COOKIES, PAST_FIREWALL),
         Err(Obstacle::Refused(_))
     ));
 }
@@ -77,9 +84,9 @@ fn segments_that_do_not_fit_on_the_path_stay_with_the_sockets() {
         for side in 0..2 {
             let mut found = pair();
             found.socket[side].path_mtu = mtu;
-            match examine(&found, &COOKIES, false) {
+            match examine(&found, &COOKIES, Asked::default()) {
                 Ok(()) => assert!(fits),
-                Err(Obstacle::Narrow(why)) => assert!(!fits && why.contains("1459"), "{why}"),
+                Err(Obstacle::Network(why)) => assert!(!fits && why.contains("1459"), "{why}"),
                 other => panic!("{other:?}"),
             }
         }
@@ -98,6 +105,17 @@ fn a_window_too_small_for_the_steps_it_is_announced_in_is_refused() {
 }
 
 #[test]
+fn a_socket_without_a_route_keeps_its_pair() {
+    let mut found = pair();
+    found.socket[1].out_device = 0;
+    found.socket[1].out_type = 0;
+    match examine(&found, &COOKIES, Asked::default()) {
+        Err(Obstacle::Network(why)) => assert!(why.contains("B has no route"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn a_device_that_segments_cannot_be_sent_on_is_refused() {
     let why = refusal(|found| found.socket[0].out_type = 65_534);
     assert!(why.contains("65534"), "{why}");
@@ -109,10 +127,16 @@ fn a_device_that_segments_cannot_be_sent_on_is_refused() {
 fn a_socket_in_the_place_of_one_that_is_gone_is_not_the_pairs() {
     let mut found = pair();
     found.socket[0].state = LISTEN;
-    assert_eq!(examine(&found, &COOKIES, false), Err(Obstacle::Ended));
+    assert_eq!(
+        examine(&found, &COOKIES, Asked::default()),
+        Err(Obstacle::Ended)
+    );
     let mut found = pair();
     found.socket[1].flags = 0;
-    assert_eq!(examine(&found, &COOKIES, false), Err(Obstacle::Ended));
+    assert_eq!(
+        examine(&found, &COOKIES, Asked::default()),
+        Err(Obstacle::Ended)
+    );
     let why = refusal(|found| found.socket[1].cookie += 1);
     assert!(why.contains("network namespace"), "{why}");
 }

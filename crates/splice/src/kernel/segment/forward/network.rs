@@ -247,6 +247,10 @@ pub(super) fn needs_stack(datapath: &Datapath, listener: SocketAddr) -> Option<&
         (has::BOUND, "it is bound to a device"),
         (has::SIGNED, "it signs its segments"),
         (has::MARKED, "it has a mark"),
+        (
+            has::CLASSED,
+            "it gives its packets a traffic class or priority",
+        ),
     ]
     .into_iter()
     .find_map(|(flag, why)| (found.flags & flag != 0).then_some(why))

@@ -73,6 +73,7 @@ pub(super) fn forged(from: SocketAddr, to: SocketAddr, seq: u32, flags: u8) -> V
 }
 
 const NEXT: i32 = -1;
+const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 
 const FIN: u8 = 1;
@@ -135,8 +136,13 @@ fn forged_resets_and_handshakes_end_nothing() {
                     let flags = [RST, RST | ACK, SYN, SYN | ACK][round % 4];
                     let seq = miss(&datapath, usize::from(from != ends[0].0), &mut random);
                     let packet = forged(from, to, seq, flags);
-                    // On the device on which it would come in, and on another one.
-                    assert_eq!(datapath.feed_on(device, &packet), Ok(REDIRECT));
+                    // On the device on which it would come in, and on another one. No sender of SYNs is answered
+                    // often.
+                    let verdict = datapath.feed_on(device, &packet).expect("run");
+                    assert!(
+                        verdict == REDIRECT || (flags == SYN && verdict == DROP),
+                        "{verdict}"
+                    );
                     assert_eq!(datapath.feed_on(1, &packet), Ok(NEXT));
                 }
             }

@@ -145,6 +145,13 @@ impl Frame {
     }
 }
 
+/// The frame of a segment whose packet `change` gives another form.
+pub(super) fn in_frame(frame: &Frame, change: impl FnOnce(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    let bytes = frame.bytes();
+    let (header, packet) = bytes.split_at(ETHERNET_BYTES);
+    [header, &change(packet)].concat()
+}
+
 /// RFC 9293, 3.1.
 pub(super) fn sum(from: IpAddr, to: IpAddr, segment: &[u8]) -> u16 {
     folded(pseudo(from, to, segment.len()) + words(segment))

@@ -1,6 +1,7 @@
 //! Pairs that go back to their sockets, since their segments come in a form that is not translated.
 
-use super::frame::{Frame, take_frames};
+use super::frame::{Frame, in_frame, take_frames};
+use super::ip_forms::{DESTINATION, HOP_BY_HOP, behind, first_fragment, with_options};
 use super::*;
 use netlab::{ControlGroup, present};
 use rustix::net::sockopt;
@@ -21,13 +22,8 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-const ETHERNET_BYTES: usize = 14;
-const IPV4_BYTES: usize = 20;
-const IPV6_BYTES: usize = 40;
-const TCP: u8 = 6;
-const FRAGMENT: u8 = 44;
-const HOP_BY_HOP: u8 = 0;
-const DESTINATION_OPTIONS: u8 = 60;
+/// Of a header without options.
+const TCP_BYTES: usize = 20;
 
 /// What the program does not translate.
 #[derive(Clone, Copy, Debug)]
@@ -43,38 +39,25 @@ impl Form {
 
     /// The frame of a segment in this form.
     pub(super) fn of(self, frame: &Frame) -> Vec<u8> {
-        let mut bytes = frame.bytes();
-        let ip = ETHERNET_BYTES;
-        match (self, frame.from.is_ipv4()) {
-            // More of them follow.
-            (Self::Fragment, true) => bytes[ip + 6] |= 0x20,
-            (Self::Options | Self::MoreOptions, true) => {
-                bytes[ip] += 1;
-                let length = u16::from_be_bytes([bytes[ip + 2], bytes[ip + 3]]) + 4;
-                bytes[ip + 2..ip + 4].copy_from_slice(&length.to_be_bytes());
-                let at = ip + IPV4_BYTES;
-                bytes.splice(at..at, [1; 4]);
+        // Of padding alone
+        const OPTIONS: &[u8] = &[1, 4, 0, 0, 0, 0];
+        let is_v4 = frame.from.is_ipv4();
+        match self {
+            Self::Fragment => {
+                let mut frame = frame.clone();
+                let length = (TCP_BYTES + frame.payload.len()).next_multiple_of(8);
+                frame.payload.resize(length - TCP_BYTES, 0);
+                in_frame(&frame, first_fragment)
             }
-            (form, false) => {
-                // Of padding alone
-                let options = |next| [next, 0, 1, 4, 0, 0, 0, 0];
-                let (next, headers) = match form {
-                    Self::Fragment => (FRAGMENT, vec![[TCP, 0, 0, 1, 0, 0, 0, 7]]),
-                    Self::Options => (DESTINATION_OPTIONS, vec![options(TCP)]),
-                    Self::MoreOptions => {
-                        (HOP_BY_HOP, vec![options(DESTINATION_OPTIONS), options(TCP)])
-                    }
-                };
-                let headers = headers.concat();
-                let length =
-                    u16::from_be_bytes([bytes[ip + 4], bytes[ip + 5]]) + headers.len() as u16;
-                bytes[ip + 4..ip + 6].copy_from_slice(&length.to_be_bytes());
-                bytes[ip + 6] = next;
-                let at = ip + IPV6_BYTES;
-                bytes.splice(at..at, headers);
+            Self::Options | Self::MoreOptions if is_v4 => {
+                in_frame(frame, |packet| with_options(packet, &[1; 4]))
+            }
+            Self::Options => in_frame(frame, |packet| behind(packet, &[(DESTINATION, OPTIONS)])),
+            Self::MoreOptions => {
+                let headers = [(HOP_BY_HOP, OPTIONS), (DESTINATION, OPTIONS)];
+                in_frame(frame, |packet| behind(packet, &headers))
             }
         }
-        bytes
     }
 }
 
@@ -159,6 +142,13 @@ impl Scene {
             .lab
             .relay()
             .enter(|| self.datapath.feed_on(device, frame));
+        fed.expect("entered").expect("run")
+    }
+
+    /// The same, and what the frame becomes.
+    pub(super) fn feed_through(&self, from: usize, frame: &[u8]) -> (i32, Vec<u8>) {
+        let (relay, device) = (self.lab.relay(), self.devices[from]);
+        let fed = relay.enter(|| self.datapath.feed_through(device, frame));
         fed.expect("entered").expect("run")
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the engine, in network namespaces of their own.
 
 mod acceptance;
+mod anew;
 mod back_from_overlap;
 #[path = "../../../../tests/support/bad_path.rs"]
 mod bad_path;
@@ -25,9 +26,13 @@ pub(super) mod halt;
 mod icmp_errors;
 mod icmp_frame;
 mod icmp_scene;
+#[allow(dead_code, reason = "the tests of the relay ask for more")]
+#[path = "../../../../tests/support/ip_forms.rs"]
+mod ip_forms;
 mod later_programs;
 mod lifetime;
 mod lossy_path;
+mod malformed;
 mod memory_barriers;
 mod pair_ends;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]

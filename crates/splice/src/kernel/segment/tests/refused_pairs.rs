@@ -11,6 +11,9 @@ use splice_bpf::types::segment_socket_flag as has;
 /// DSCP EF (RFC 3246), in its place.
 const EXPEDITED: u32 = 0xb8;
 
+/// That of interactive traffic (`TC_PRIO_INTERACTIVE`).
+const PRIORITY: u32 = 6;
+
 /// A rule of address translation.
 fn nft(namespace: &Namespace, hook: &str, rule: &str) {
     run(namespace, "nft", "add table ip t");
@@ -78,15 +81,15 @@ fn a_redirected_port_is_found_and_refused() {
     ping(&client, &server);
 }
 
-/// The program takes the traffic class off what it translates, so a socket that has one keeps its packets.
+/// The program takes traffic class and priority off what it translates, so a socket that has one keeps its packets.
 #[test]
-fn a_socket_with_a_traffic_class_is_refused() {
+fn a_socket_with_a_traffic_class_or_a_priority_is_refused() {
     if !available(Need::Root) {
         return;
     }
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
-    for is_v4 in [true, false] {
+    for (is_v4, is_priority) in [(true, false), (false, false), (true, true), (false, true)] {
         let [relay, server]: [IpAddr; 2] = if is_v4 {
             [Lab::RELAY_V4, Lab::SERVER_V4].map(Into::into)
         } else {
@@ -99,16 +102,17 @@ fn a_socket_with_a_traffic_class_is_refused() {
         let b = connect_in(lab.relay(), back_address);
         let server = back.accept().expect("accept").0;
         let socket = socket2::SockRef::from(&b);
-        let set = if is_v4 {
-            socket.set_tos_v4(EXPEDITED)
-        } else {
-            socket.set_tclass_v6(EXPEDITED)
+        let set = match (is_priority, is_v4) {
+            (true, _) => socket.set_priority(PRIORITY),
+            (false, true) => socket.set_tos_v4(EXPEDITED),
+            (false, false) => socket.set_tclass_v6(EXPEDITED),
         };
-        set.expect("a traffic class");
+        set.expect("a traffic class, or a priority");
         let connected = Connected::new(client, [a, b], server);
         let (_client, _server, handle) = connected.join(&splicer, &by_name());
         let why = why_refused(&handle);
-        assert!(why.contains("B gives its packets a traffic class"), "{why}");
+        let words = "B gives its packets a traffic class or priority";
+        assert!(why.contains(words), "{why}");
     }
 }
 
@@ -304,6 +308,39 @@ fn a_program_of_the_control_group_is_refused_with_the_reason() {
         });
         spliced(&lab, &splicer, connected);
     }
+}
+
+/// It sees all that comes to the socket's control group, by the options of each segment.
+#[test]
+fn a_program_that_reads_tcp_options_is_refused_with_the_reason() {
+    if !available(Need::Root) {
+        return;
+    }
+    let group = match ControlGroup::new("options") {
+        Ok(group) => group,
+        Err(error) => {
+            present("cgroup", Some(format!("{error:#}")));
+            return;
+        }
+    };
+    let filter = splice_bpf::objects::CGROUP_FILTER;
+    let object = load("cgroup_filter", filter, |_| Ok(())).expect("loaded");
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let connect = || {
+        let connected = group.enter(|| Connected::across(&lab));
+        connected.expect("entered")
+    };
+    // A program that wants nothing to do with options is no obstacle.
+    let link = object.attach_to_cgroup("told_of_connections", group.as_fd());
+    spliced(&lab, &splicer, connect());
+    drop(link);
+    let link = object.attach_to_cgroup("reads_options", group.as_fd());
+    let connected = connect();
+    drop(link);
+    let (_client, _server, handle) = connected.join(&splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains("sock_ops"), "{why}");
 }
 
 /// A BPF program at a netfilter hook may do anything with the packets.
