@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::{Lab, Need, available};
+use netlab::{Lab, Namespace, Need, available};
 
 use super::bad_network::{CHANGE_CLASS, CLEAR_ECN, MARK_CONGESTION, change_at, use_ecn};
 use super::connection::Side;
@@ -19,8 +19,8 @@ use crate::random::run_seed;
 const FEW_BYTES: u64 = 512 << 10;
 const BYTES: u64 = 4 << 20;
 
-/// Some streams towards `side`, one after the other.
-fn streams(stage: &Stage, side: Side, bytes: u64) -> Vec<Duration> {
+/// What meets one packet would meet many segments, and a stream would have few packets.
+pub(super) fn send_single_segments(stage: &Stage) {
     let lab = stage.lab();
     for (namespace, device) in [
         (stage.client(), Hops::INWARD),
@@ -28,9 +28,21 @@ fn streams(stage: &Stage, side: Side, bytes: u64) -> Vec<Duration> {
         (lab.relay(), Lab::TO_SERVER),
         (stage.server(), Hops::INWARD),
     ] {
-        // What meets one packet would meet many segments, and a stream would have few packets.
         ip(namespace, &format!("link set {device} gso_max_segs 1"));
     }
+}
+
+/// The router on this side of the relay.
+pub(super) fn router_beside(stage: &Stage, side: Side) -> &Namespace {
+    match side {
+        Side::Client => stage.lab().client(),
+        Side::Server => stage.lab().server(),
+    }
+}
+
+/// Some streams towards `side`, one after the other.
+fn streams(stage: &Stage, side: Side, bytes: u64) -> Vec<Duration> {
+    send_single_segments(stage);
     let stream = |round| {
         let connection = stage.connect(1).pop().expect("one");
         let (from, to) = (connection.end(side.other()), connection.end(side));
@@ -51,16 +63,16 @@ fn streams(stage: &Stage, side: Side, bytes: u64) -> Vec<Duration> {
 
 /// The path on one side of the relay is like this.
 fn compare_disorder(family: Family, disorder: Disorder) {
-    let mut comparison = Comparison::default();
-    for (bad, side) in Side::BOTH.map(|bad| Side::BOTH.map(|side| (bad, side))).concat() {
+    let mut comparison = Comparison::one_by_one();
+    for (bad, side) in Side::BOTH
+        .map(|bad| Side::BOTH.map(|side| (bad, side)))
+        .concat()
+    {
         let what = format!("{family:?} {disorder:?} at the {bad:?}, towards {side:?}");
         comparison.add(&what, Allowance::NONE, |engine, number| {
             let mut times = Vec::new();
             Stage::routed(engine, family, |stage| {
-                let router = match bad {
-                    Side::Client => stage.lab().client(),
-                    Side::Server => stage.lab().server(),
-                };
+                let router = router_beside(stage, bad);
                 let _path = BadPath::through(&[router], disorder, run_seed() ^ number as u64);
                 times = streams(stage, side, FEW_BYTES);
             });
@@ -103,7 +115,7 @@ fn compare_changes(family: Family, what: &str, statements: [&str; 2], ecn: Optio
     if !available(Need::Nft) {
         return;
     }
-    let mut comparison = Comparison::default();
+    let mut comparison = Comparison::one_by_one();
     for side in Side::BOTH {
         let what = format!("{family:?} {what}, towards {side:?}");
         comparison.add(&what, Allowance::NONE, |engine, _| {
@@ -133,12 +145,22 @@ fn congestion_is_marked(family: Family) {
 
 fn congestion_is_marked_towards_a_client_without_ecn(family: Family) {
     let hosts = Some([false, true]);
-    compare_changes(family, "a tenth marked, client without ECN", MARK_CONGESTION, hosts);
+    compare_changes(
+        family,
+        "a tenth marked, client without ECN",
+        MARK_CONGESTION,
+        hosts,
+    );
 }
 
 fn congestion_is_marked_towards_a_server_without_ecn(family: Family) {
     let hosts = Some([true, false]);
-    compare_changes(family, "a tenth marked, server without ECN", MARK_CONGESTION, hosts);
+    compare_changes(
+        family,
+        "a tenth marked, server without ECN",
+        MARK_CONGESTION,
+        hosts,
+    );
 }
 
 fn ecn_is_cleared(family: Family) {

@@ -68,6 +68,7 @@ macro_rules! compare_times {
 }
 
 mod another_device;
+mod at_once;
 mod bad_network;
 mod bad_network_time;
 mod big_packets;
@@ -95,8 +96,8 @@ mod no_room;
 mod one_end;
 mod path_mtu;
 mod path_mtu_time;
-mod pause;
 mod patience;
+mod pause;
 mod port_reuse;
 mod relay_group;
 mod reset;

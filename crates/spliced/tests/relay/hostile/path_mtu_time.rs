@@ -159,21 +159,47 @@ fn at_once(stage: &Stage, side: Side) -> Vec<Duration> {
     times
 }
 
+/// Adds streams towards `side` in which the path becomes narrower.
+fn compare_towards(
+    side: Side,
+    comparison: &mut Comparison,
+    (family, link, moment): (Family, Link, Moment),
+) {
+    let what = format!("{family:?} {link:?} {moment:?} towards {side:?}");
+    comparison.add(&what, moment.allowance(), |engine, _| {
+        let mut times = Vec::new();
+        Stage::routed(engine, family, |stage| {
+            times = one_after_the_other(stage, moment, link, side);
+        });
+        times
+    });
+}
+
 fn compare(family: Family, link: Link) {
-    let mut comparison = Comparison::default();
+    let mut comparison = Comparison::one_by_one();
     for moment in Moment::BOTH {
         for side in Side::BOTH {
-            let what = format!("{family:?} {link:?} {moment:?} towards {side:?}");
-            comparison.add(&what, moment.allowance(), |engine, _| {
-                let mut times = Vec::new();
-                Stage::routed(engine, family, |stage| {
-                    times = one_after_the_other(stage, moment, link, side);
-                });
-                times
-            });
+            compare_towards(side, &mut comparison, (family, link, moment));
         }
     }
     comparison.end();
+}
+
+/// A part of that.
+fn compare_idle(family: Family, link: Link, side: Side) {
+    let mut comparison = Comparison::one_by_one();
+    compare_towards(side, &mut comparison, (family, link, Moment::Idle));
+    comparison.end();
+}
+
+#[test]
+fn beyond_a_router_towards_an_idle_server() {
+    compare_idle(Family::V4, Link::BeyondARouter, Side::Server);
+}
+
+#[test]
+fn of_the_relay_towards_an_idle_client() {
+    compare_idle(Family::V6, Link::OfTheRelay, Side::Client);
 }
 
 fn a_link_beyond_a_router(family: Family) {
@@ -194,7 +220,7 @@ fn a_link_that_tells_nobody(family: Family) {
     if !has_ethtool() {
         return;
     }
-    let mut comparison = Comparison::default();
+    let mut comparison = Comparison::one_by_one();
     for side in Side::BOTH {
         let what = format!("{family:?} {:?} towards {side:?}", Link::Silent);
         comparison.add(&what, Allowance::ANOTHER_BACKOFF, |engine, _| {

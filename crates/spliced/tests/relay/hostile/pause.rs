@@ -119,7 +119,10 @@ fn longest_wait(connection: &Connection, side: Side, change: impl FnOnce() + Sen
         }
         drop(over);
         let (rest, end) = to.read_to_end(payload, received);
-        assert_eq!((received + rest, end), (sent.join().expect("it goes on"), End::OfStream));
+        assert_eq!(
+            (received + rest, end),
+            (sent.join().expect("it goes on"), End::OfStream)
+        );
         to.end_stream();
         from.expect_end();
         longest
@@ -129,7 +132,10 @@ fn longest_wait(connection: &Connection, side: Side, change: impl FnOnce() + Sen
 /// Those of some streams towards each side.
 fn longest_waits(engine: &str, family: Family, change: Change) -> Vec<Duration> {
     let mut waits = Vec::new();
-    for (side, _) in Side::BOTH.into_iter().flat_map(|side| (0..STREAMS / ROUNDS).map(move |stage| (side, stage))) {
+    for (side, _) in Side::BOTH
+        .into_iter()
+        .flat_map(|side| (0..STREAMS / ROUNDS).map(move |stage| (side, stage)))
+    {
         Stage::routed(engine, family, |stage| {
             for round in 1..=ROUNDS {
                 let connection = stage.connect(1).pop().expect("one");
@@ -141,7 +147,13 @@ fn longest_waits(engine: &str, family: Family, change: Change) -> Vec<Duration> 
             }
             let is_back = |entry: &Value| entry["engine"] != "segment";
             let expected = change != Change::Nothing || !stage.splices();
-            assert!(stage.hop().entries().iter().all(|entry| is_back(entry) == expected));
+            assert!(
+                stage
+                    .hop()
+                    .entries()
+                    .iter()
+                    .all(|entry| is_back(entry) == expected)
+            );
         });
     }
     waits.sort_unstable();
@@ -163,7 +175,10 @@ fn tell(family: Family, changes: &[Change]) {
                 format!("{part} % {:.1?}", waits[at])
             });
             let count = waits.len();
-            eprintln!("{family:?} {change:?} {engine}, {count} streams: {}", told.join(", "));
+            eprintln!(
+                "{family:?} {change:?} {engine}, {count} streams: {}",
+                told.join(", ")
+            );
         }
     }
 }
@@ -172,12 +187,25 @@ fn tell(family: Family, changes: &[Change]) {
 #[ignore = "soak: takes figures"]
 fn v4() {
     use Change::{Filters, Fragments, LinkBeyondARouter, LinkOfTheRelay, Nothing, Route};
-    tell(Family::V4, &[Nothing, Filters, Route, LinkBeyondARouter, LinkOfTheRelay, Fragments]);
+    tell(
+        Family::V4,
+        &[
+            Nothing,
+            Filters,
+            Route,
+            LinkBeyondARouter,
+            LinkOfTheRelay,
+            Fragments,
+        ],
+    );
 }
 
 #[test]
 #[ignore = "soak: takes figures"]
 fn v6() {
     use Change::{Filters, LinkBeyondARouter, LinkOfTheRelay, Nothing, Route};
-    tell(Family::V6, &[Nothing, Filters, Route, LinkBeyondARouter, LinkOfTheRelay]);
+    tell(
+        Family::V6,
+        &[Nothing, Filters, Route, LinkBeyondARouter, LinkOfTheRelay],
+    );
 }

@@ -9,6 +9,7 @@ use splice_base::socket_option::{
     send_destination_options, send_hop_by_hop_options, send_ip_options,
 };
 
+use super::bad_network_time::router_beside;
 use super::connection::{Connection, Side};
 use super::hops::{Hops, ip};
 use super::path_mtu::{CONNECTIONS, cable_of_the_relay, goes_on, move_some, set_mtu};
@@ -66,10 +67,7 @@ pub(super) fn unfragment(stage: &Stage, side: Side) {
 
 /// The router on one side, and its routes over IPv4 towards the relay.
 fn routes_of_router(stage: &Stage, side: Side) -> (&Namespace, Vec<String>) {
-    let router = match side {
-        Side::Client => stage.lab().client(),
-        Side::Server => stage.lab().server(),
-    };
+    let router = router_beside(stage, side);
     let routes = ip(router, &format!("-4 route show dev {}", Lab::TO_RELAY));
     let routes = routes.lines().map(|route| route.trim().to_owned());
     (router, routes.collect())

@@ -30,58 +30,85 @@ fn streams(
     (1..=ROUNDS).map(stream).collect()
 }
 
-fn compare(
-    what: &str,
-    moments: &[Moment],
-    change: impl Fn(&Stage, Side, &Connection),
-    restore: impl Fn(&Stage, Side),
-) {
-    let mut comparison = Comparison::default();
-    for side in Side::BOTH {
-        for moment in moments {
-            let what = format!("{what} {moment:?}, from {side:?}");
+/// What happens to the segments from a side, and how it ends.
+struct Case<'a> {
+    what: &'a str,
+    change: &'a dyn Fn(&Stage, Side, &Connection),
+    restore: &'a dyn Fn(&Stage, Side),
+}
+
+impl Case<'_> {
+    fn compare(&self, sides: &[Side], moments: &[Moment]) {
+        let mut comparison = Comparison::one_by_one();
+        for (side, moment) in sides
+            .iter()
+            .flat_map(|side| moments.iter().map(move |moment| (*side, *moment)))
+        {
+            let what = format!("{} {moment:?}, from {side:?}", self.what);
             comparison.add(&what, moment.allowance(), |engine, _| {
                 let mut times = Vec::new();
                 Stage::routed(engine, Family::V4, |stage| {
-                    let change = |stage: &Stage, on: &Connection| change(stage, side, on);
-                    let restore = |stage: &Stage| restore(stage, side);
-                    times = streams(stage, side, *moment, &change, &restore);
+                    let change = |stage: &Stage, on: &Connection| (self.change)(stage, side, on);
+                    let restore = |stage: &Stage| (self.restore)(stage, side);
+                    times = streams(stage, side, moment, &change, &restore);
                 });
                 times
             });
         }
+        comparison.end();
     }
-    comparison.end();
+}
+
+const FRAGMENTS: Case<'_> = Case {
+    what: "fragments",
+    change: &|stage, side, connection| fragment(stage, side, std::slice::from_ref(connection)),
+    restore: &|stage, side| {
+        unfragment(stage, side);
+        forget_paths(stage);
+    },
+};
+
+const OPTIONS_OF_THE_SENDER: Case<'_> = Case {
+    what: "options",
+    change: &|_, side, connection| {
+        send_no_operation(connection.end(side)).expect("they are set");
+    },
+    restore: &|_, _| (),
+};
+
+const OPTIONS_OF_THE_RECEIVER: Case<'_> = Case {
+    what: "options of the receiver",
+    change: &|_, side, connection| {
+        send_no_operation(connection.end(side.other())).expect("they are set");
+    },
+    restore: &|_, _| (),
+};
+
+#[test]
+fn a_router_fragments_what_an_idle_client_sends() {
+    FRAGMENTS.compare(&[Side::Client], &[Moment::Idle]);
+}
+
+#[test]
+fn an_idle_server_has_options() {
+    OPTIONS_OF_THE_SENDER.compare(&[Side::Server], &[Moment::Idle]);
 }
 
 #[test]
 #[ignore = "soak: compares times"]
 fn a_router_fragments() {
-    let change = |stage: &Stage, side, connection: &Connection| {
-        fragment(stage, side, std::slice::from_ref(connection));
-    };
-    let restore = |stage: &Stage, side| {
-        unfragment(stage, side);
-        forget_paths(stage);
-    };
-    compare("fragments", &Moment::BOTH, change, restore);
+    FRAGMENTS.compare(&Side::BOTH, &Moment::BOTH);
 }
 
 /// What is on its way at that moment would be too long, so there is nothing.
 #[test]
 #[ignore = "soak: compares times"]
 fn the_sender_has_options() {
-    let change = |_: &Stage, side, connection: &Connection| {
-        send_no_operation(connection.end(side)).expect("they are set");
-    };
-    compare("options", &[Moment::Idle], change, |_, _| ());
+    OPTIONS_OF_THE_SENDER.compare(&Side::BOTH, &[Moment::Idle]);
 }
 
 #[test]
 #[ignore = "soak: compares times"]
 fn the_receiver_has_options() {
-    let change = |_: &Stage, side: Side, connection: &Connection| {
-        send_no_operation(connection.end(side.other())).expect("they are set");
-    };
-    compare("options of the receiver", &Moment::BOTH, change, |_, _| ());
+    OPTIONS_OF_THE_RECEIVER.compare(&Side::BOTH, &Moment::BOTH);
 }
