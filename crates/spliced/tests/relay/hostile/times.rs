@@ -8,10 +8,10 @@ const STAGES: usize = 2;
 pub(super) const ROUNDS: usize = 10;
 
 /// A turn of the scheduler counts for nothing.
-const SLACK: Duration = Duration::from_millis(20);
+pub(super) const SLACK: Duration = Duration::from_millis(20);
 
 /// `TCP_RTO_MIN`.
-const TIMEOUT: Duration = Duration::from_millis(200);
+pub(super) const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How much longer than with `copy` it may take. Halves of the median of `copy`, and what comes on top of that; and what comes on
 /// top of ten times that median, or twice the longest, for each single stream but for some.
@@ -20,7 +20,7 @@ pub(super) struct Allowance {
     halves: u32,
     more: Duration,
     longest_more: Duration,
-    stragglers: usize,
+    pub(super) stragglers: usize,
 }
 
 impl Allowance {
