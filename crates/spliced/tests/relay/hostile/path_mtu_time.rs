@@ -82,11 +82,14 @@ impl Link {
 }
 
 pub(super) fn forget_paths(stage: &Stage) {
+    let version = match stage.family() {
+        Family::V4 => "-4",
+        Family::V6 => "-6",
+    };
     let lab = stage.lab();
     let all = [lab.client(), lab.relay(), lab.server()];
     for namespace in all.into_iter().chain([stage.client(), stage.server()]) {
-        ip(namespace, "route flush cache");
-        ip(namespace, "-6 route flush cache");
+        ip(namespace, &format!("{version} route flush cache"));
     }
 }
 
