@@ -18,7 +18,7 @@ use crate::random::run_seed;
 
 const STREAMS: (usize, Allowance) = (20, Allowance::NONE);
 /// Whether a loss costs a timeout is a matter of luck.
-const LOSSY_STREAMS: (usize, Allowance) = (60, Allowance::REPEATED_LOSSES);
+const LOSSY_STREAMS: (usize, Allowance) = (120, Allowance::REPEATED_LOSSES);
 /// With a tenth of the packets lost, most have a timeout, and some have many.
 const BYTES: u64 = 256 << 10;
 

@@ -34,7 +34,7 @@ impl Allowance {
     /// A sender whose retransmissions get lost as well waits twice as long each time. With a tenth lost, one stream in some
     /// seventy takes more than ten times the median, with `copy` too.
     pub(super) const REPEATED_LOSSES: Self = Self {
-        stragglers: 3,
+        stragglers: 6,
         ..Self::NONE
     };
 
@@ -203,7 +203,7 @@ fn what_is_late_only_once_passes() {
 #[test]
 fn more_stragglers_than_chance_has_fail() {
     let losses = Allowance::REPEATED_LOSSES;
-    let late = |late: usize| [vec![100; 9], vec![2000; late]].concat();
-    assert_eq!(failures(losses, &[100; 12], || late(3)), 0);
-    assert_eq!(failures(losses, &[100; 12], || late(4)), 1);
+    let late = |late: usize| [vec![100; 13], vec![2000; late]].concat();
+    assert_eq!(failures(losses, &[100; 20], || late(6)), 0);
+    assert_eq!(failures(losses, &[100; 20], || late(7)), 1);
 }
