@@ -7,6 +7,9 @@ const STAGES: usize = 2;
 /// On each of those stages.
 pub(super) const ROUNDS: usize = 10;
 
+/// Whoever is late is so each time: a timeout too many may be chance, or want of a CPU.
+const TRIES: usize = 3;
+
 /// A turn of the scheduler counts for nothing.
 pub(super) const SLACK: Duration = Duration::from_millis(20);
 
@@ -85,17 +88,20 @@ impl Comparison {
 
     /// `times` has the times of some streams on a stage with this engine and number. Without the means there are none.
     ///
-    /// Whoever is late is so twice: a timeout too many may be chance.
     pub(super) fn add(
         &mut self,
         what: &str,
         allowance: Allowance,
         mut times: impl FnMut(&str, usize) -> Vec<Duration>,
     ) {
-        if self.measure(what, allowance, &mut times).is_some() {
-            let again = self.measure(what, allowance, &mut times);
-            self.failed.extend(again);
+        let mut late = None;
+        for _ in 0..TRIES {
+            late = self.measure(what, allowance, &mut times);
+            if late.is_none() {
+                return;
+            }
         }
+        self.failed.extend(late);
     }
 
     /// That alone.
@@ -192,8 +198,8 @@ fn one_late_stream_fails() {
 }
 
 #[test]
-fn what_is_late_only_once_passes() {
-    let mut all = [vec![900], vec![100]].into_iter();
+fn what_is_late_but_not_each_time_passes() {
+    let mut all = [vec![900], vec![900], vec![100]].into_iter();
     assert_eq!(
         failures(Allowance::NONE, &[100], || all.next().expect("no more")),
         0
