@@ -46,7 +46,7 @@ pub use attached::{
     Beside, Claimed, ForeignPrograms, open_control_group, packet_filter_of, program_on_device,
     programs_beside,
 };
-pub use grace_period::wait_for_programs;
+pub use grace_period::{wait_for_programs, wait_for_softirqs};
 #[cfg(feature = "test")]
 pub use load::FORCE_FENCES;
 pub use load::{Link, Object, Opened, load};

@@ -202,7 +202,10 @@ impl ChangeOver {
         match examine(found, &self.cookies, self.asked) {
             Err(Obstacle::Refused(refusal)) => return Watched::Stays(Progress::Refused(refusal)),
             Err(Obstacle::Ended) => return stays(Cause::State, ENDED_BEFORE),
-            Err(Obstacle::NotNow | Obstacle::Short) | Ok(()) => {}
+            Err(Obstacle::NotNow | Obstacle::Unrouted | Obstacle::Short) => {
+                return Watched::Stays(Progress::Copying(LONGEST_PAUSE));
+            }
+            Ok(()) => {}
         }
         if !self.asked.bypasses_firewall && !is_admitted {
             let why = "its route has changed since the packet filters were asked";

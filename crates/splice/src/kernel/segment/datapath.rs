@@ -97,7 +97,7 @@ pub(crate) struct Datapath {
     free: SharedArray<AtomicU64>,
     release: Program,
     calls: Arc<Calls>,
-    grace: Arc<Grace>,
+    grace: Grace,
     table: Mutex<Table>,
     settings: Settings,
     /// How the program is attached.
@@ -248,7 +248,7 @@ impl Datapath {
             free: object.map("segment_free")?.share_values()?,
             release: object.program("segment_release")?,
             calls: Arc::new(Calls::of(object.map("segment_calls")?)?),
-            grace: Arc::default(),
+            grace: Grace::default(),
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
             tracked: object.program("segment_tracked")?,
@@ -363,7 +363,7 @@ impl Datapath {
         &self.calls
     }
 
-    pub(super) fn grace(&self) -> &Arc<Grace> {
+    pub(super) fn grace(&self) -> &Grace {
         &self.grace
     }
 

@@ -21,6 +21,8 @@ pub(crate) enum Obstacle {
     Refused(Refusal),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
+    /// It cannot while a socket has no route. It looks for one when it sends next.
+    Unrouted,
     /// Something is short for the moment, such as descriptors.
     Short,
     /// A stream has come to its end.
@@ -159,10 +161,8 @@ pub(super) fn examine(
                 return refused(cause, format!("the connection with {peer} {what}"));
             }
         }
-        // The socket asks for its route when it sends.
         if socket.out_device == 0 {
-            let why = format!("the connection with {peer} has no route now");
-            return refused(Cause::Network, why);
+            return Err(Obstacle::Unrouted);
         }
         if !matches!(socket.out_type, ARPHRD_ETHER | ARPHRD_LOOPBACK) {
             let why = format!(

@@ -25,7 +25,7 @@ use splice_bpf::types::{SegmentInspection, segment_mark as mark};
 /// takes on a machine that is not busy.
 const ATTACHING_PAUSE: Duration = Duration::from_millis(16);
 
-/// How soon to try a pair again that something is short for.
+/// How soon to try a pair again that something is short for, or that has no route for the moment.
 const SHORT_PAUSE: Duration = Duration::from_millis(500);
 
 /// How soon to look again at a pair that cannot change over now, since no segment may pass.
@@ -126,7 +126,7 @@ impl Segment {
         begun.map_err(|obstacle| match obstacle {
             Obstacle::Ended => refused_turn(&Cause::State.because(ENDED_BEFORE)),
             Obstacle::NotNow => later(ATTACHING_PAUSE),
-            Obstacle::Short => later(SHORT_PAUSE),
+            Obstacle::Unrouted | Obstacle::Short => later(SHORT_PAUSE),
             Obstacle::Refused(refusal) => refused_turn(&refusal),
         })
     }

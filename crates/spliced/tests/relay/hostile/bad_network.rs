@@ -32,7 +32,7 @@ fn converse(connections: &[Connection], bytes: impl Fn() -> [u64; 2]) {
 }
 
 /// On what a router passes on, in both directions, these statements of nft. Returns how often they have been carried out.
-fn change_at<'a>(
+pub(super) fn change_at<'a>(
     router: &'a Namespace,
     name: &'static str,
     statements: [&str; 2],
@@ -66,7 +66,7 @@ pub(super) fn nft(command: &mut Command) -> String {
 }
 
 /// `client`, the relay and the server ask for ECN, or take it.
-fn use_ecn(stage: &Stage, [client, server]: [bool; 2]) {
+pub(super) fn use_ecn(stage: &Stage, [client, server]: [bool; 2]) {
     for (namespace, asks) in [
         (stage.client(), client),
         (stage.lab().relay(), true),
@@ -136,15 +136,16 @@ fn a_traffic_class_ends_at_the_relay(stage: &Stage) {
 }
 
 /// The next packet keeps its own.
+pub(super) const CHANGE_CLASS: [&str; 2] = [
+    "numgen inc mod 2 == 0 ip dscp set cs1",
+    "numgen inc mod 2 == 0 ip6 dscp set cs1",
+];
+
 fn the_traffic_class_changes(stage: &Stage) {
-    let change = [
-        "numgen inc mod 2 == 0 ip dscp set cs1",
-        "numgen inc mod 2 == 0 ip6 dscp set cs1",
-    ];
-    goes_on_past(stage, change);
+    goes_on_past(stage, CHANGE_CLASS);
 }
 
-const MARK_CONGESTION: [&str; 2] = [
+pub(super) const MARK_CONGESTION: [&str; 2] = [
     "ip ecn { 1, 2 } numgen random mod 10 == 0 ip ecn set ce",
     "ip6 ecn { 1, 2 } numgen random mod 10 == 0 ip6 ecn set ce",
 ];
@@ -165,14 +166,16 @@ fn congestion_is_marked_towards_a_server_without_ecn(stage: &Stage) {
     goes_on_past(stage, MARK_CONGESTION);
 }
 
-/// A router clears the bits that both ends have agreed on.
+/// The bits that both ends have agreed on.
+pub(super) const CLEAR_ECN: [&str; 2] = [
+    "ip ecn != 0 ip ecn set not-ect",
+    "ip6 ecn != 0 ip6 ecn set not-ect",
+];
+
+/// A router does.
 fn ecn_is_cleared(stage: &Stage) {
     use_ecn(stage, [true; 2]);
-    let clear = [
-        "ip ecn != 0 ip ecn set not-ect",
-        "ip6 ecn != 0 ip6 ecn set not-ect",
-    ];
-    goes_on_past(stage, clear);
+    goes_on_past(stage, CLEAR_ECN);
 }
 
 fn goes_through(stage: &Stage, disorder: Disorder, most_bytes: usize) {

@@ -1,128 +1,174 @@
-//! How long a stream takes through a path that loses or doubles packets: with `auto` about as long as with `copy`,
-//! measured in one run.
+//! How long a stream takes through a path that loses, doubles or delays packets, or changes their traffic class or ECN bits:
+//! with `auto` and `segment` about as long as with `copy`.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::Lab;
+use netlab::{Lab, Namespace, Need, available};
 
+use super::bad_network::{CHANGE_CLASS, CLEAR_ECN, MARK_CONGESTION, change_at, use_ecn};
 use super::connection::Side;
 use super::hops::{Hops, ip};
 use super::stage::{Family, IN_ORDER, Stage};
+use super::times::{Allowance, Comparison, ROUNDS};
 use crate::bad_path::{BadPath, Disorder};
 use crate::payload::Payload;
 use crate::random::run_seed;
 
-const STAGES: usize = 2;
-const ROUNDS: usize = 10;
-const BYTES: u64 = 512 << 10;
+/// Of a stream that loses many.
+const FEW_BYTES: u64 = 512 << 10;
+const BYTES: u64 = 4 << 20;
 
-/// A turn of the scheduler counts for nothing.
-const SLACK: Duration = Duration::from_millis(20);
+/// What meets one packet would meet many segments, and a stream would have few packets.
+pub(super) fn send_single_segments(stage: &Stage) {
+    let lab = stage.lab();
+    for (namespace, device) in [
+        (stage.client(), Hops::INWARD),
+        (lab.relay(), Lab::TO_CLIENT),
+        (lab.relay(), Lab::TO_SERVER),
+        (stage.server(), Hops::INWARD),
+    ] {
+        ip(namespace, &format!("link set {device} gso_max_segs 1"));
+    }
+}
 
-/// How long each of some streams towards `side` takes, if the path on the side of `bad` is one like this.
-fn times(engine: &str, family: Family, disorder: Disorder, bad: Side, side: Side) -> Vec<Duration> {
-    let mut times = Vec::new();
-    for stage_number in 0..STAGES {
-        Stage::routed(engine, family, |stage| {
-            let router = match bad {
-                Side::Client => stage.lab().client(),
-                Side::Server => stage.lab().server(),
-            };
-            let lab = stage.lab();
-            for (namespace, device) in [
-                (stage.client(), Hops::INWARD),
-                (lab.relay(), Lab::TO_CLIENT),
-                (lab.relay(), Lab::TO_SERVER),
-                (stage.server(), Hops::INWARD),
-            ] {
-                // A loss would take many segments with it, and a stream would have few packets.
-                ip(namespace, &format!("link set {device} gso_max_segs 1"));
-            }
-            let seed = run_seed() ^ stage_number as u64;
-            let _path = BadPath::through(&[router], disorder, seed);
-            for round in 1..=ROUNDS {
-                let connection = stage.connect(1).pop().expect("one");
-                let (from, to) = (connection.end(side.other()), connection.end(side));
-                let payload = Payload::new(6);
-                let began = Instant::now();
-                thread::scope(|scope| {
-                    scope.spawn(|| from.send(payload, 0, BYTES));
-                    to.expect(payload, 0, BYTES);
-                });
-                times.push(began.elapsed());
-                connection.ends_in_order();
-                drop(connection);
-                stage.expect_ended(round, IN_ORDER);
-            }
+/// The router on this side of the relay.
+pub(super) fn router_beside(stage: &Stage, side: Side) -> &Namespace {
+    match side {
+        Side::Client => stage.lab().client(),
+        Side::Server => stage.lab().server(),
+    }
+}
+
+/// Some streams towards `side`, one after the other.
+fn streams(stage: &Stage, side: Side, bytes: u64) -> Vec<Duration> {
+    send_single_segments(stage);
+    let stream = |round| {
+        let connection = stage.connect(1).pop().expect("one");
+        let (from, to) = (connection.end(side.other()), connection.end(side));
+        let payload = Payload::new(6);
+        let began = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| from.send(payload, 0, bytes));
+            to.expect(payload, 0, bytes);
+        });
+        let took = began.elapsed();
+        connection.ends_in_order();
+        drop(connection);
+        stage.expect_ended(round, IN_ORDER);
+        took
+    };
+    (1..=ROUNDS).map(stream).collect()
+}
+
+/// The path on one side of the relay is like this.
+fn compare_disorder(family: Family, disorder: Disorder) {
+    let mut comparison = Comparison::one_by_one();
+    for (bad, side) in Side::BOTH
+        .map(|bad| Side::BOTH.map(|side| (bad, side)))
+        .concat()
+    {
+        let what = format!("{family:?} {disorder:?} at the {bad:?}, towards {side:?}");
+        comparison.add(&what, Allowance::NONE, |engine, number| {
+            let mut times = Vec::new();
+            Stage::routed(engine, family, |stage| {
+                let router = router_beside(stage, bad);
+                let _path = BadPath::through(&[router], disorder, run_seed() ^ number as u64);
+                times = streams(stage, side, FEW_BYTES);
+            });
+            times
         });
     }
-    times.sort_unstable();
-    times
+    comparison.end();
 }
 
-fn compare(family: Family, disorder: Disorder) {
-    let mut failed = Vec::new();
-    for bad in Side::BOTH {
-        for side in Side::BOTH {
-            let all = ["copy", "auto"].map(|engine| times(engine, family, disorder, bad, side));
-            let [copied, spliced] = [&all[0], &all[1]];
-            // Without the means there are none.
-            let (Some(slowest), Some(slowest_copied)) = (spliced.last(), copied.last()) else {
-                return;
-            };
-            let [copied, median] = [copied, spliced].map(|times| times[times.len() / 2]);
-            let told = format!(
-                "{family:?} {disorder:?} at the {bad:?}, towards {side:?}: copy {copied:.1?}, at most \
-                 {slowest_copied:.1?}; auto {median:.1?}, at most {slowest:.1?}"
-            );
-            eprintln!("{told}");
-            // With losses, that of `copy` is sometimes that late as well: a segment may be lost time and again.
-            let latest = (copied * 10 + SLACK).max(*slowest_copied * 2);
-            if median > copied * 3 / 2 + SLACK || *slowest > latest {
-                failed.push(told);
-            }
-        }
+fn a_tenth_is_lost(family: Family) {
+    let lost = Disorder {
+        lost: 1000,
+        ..Disorder::default()
+    };
+    compare_disorder(family, lost);
+}
+
+fn packets_come_twice(family: Family) {
+    let doubled = Disorder {
+        doubled: 2500,
+        ..Disorder::default()
+    };
+    compare_disorder(family, doubled);
+}
+
+fn packets_come_late(family: Family) {
+    let late = Disorder {
+        late: 500,
+        ..Disorder::default()
+    };
+    compare_disorder(family, late);
+}
+
+compare_times!(a_tenth_is_lost);
+compare_times!(packets_come_twice);
+compare_times!(packets_come_late);
+
+/// Both routers do this to what they pass on, where these hosts do ECN (or none: the setting is left as it is).
+fn compare_changes(family: Family, what: &str, statements: [&str; 2], ecn: Option<[bool; 2]>) {
+    if !available(Need::Nft) {
+        return;
     }
-    assert!(failed.is_empty(), "{failed:#?}");
+    let mut comparison = Comparison::one_by_one();
+    for side in Side::BOTH {
+        let what = format!("{family:?} {what}, towards {side:?}");
+        comparison.add(&what, Allowance::NONE, |engine, _| {
+            let mut times = Vec::new();
+            Stage::routed(engine, family, |stage| {
+                if let Some(hosts) = ecn {
+                    use_ecn(stage, hosts);
+                }
+                let routers = [stage.lab().client(), stage.lab().server()];
+                let changed = routers.map(|router| change_at(router, "path", statements));
+                times = streams(stage, side, BYTES);
+                assert!(changed.iter().any(|changed| changed() > 0));
+            });
+            times
+        });
+    }
+    comparison.end();
 }
 
-const LOSSES: Disorder = Disorder {
-    lost: 1000,
-    doubled: 0,
-    late: 0,
-};
-const TWICE: Disorder = Disorder {
-    lost: 0,
-    doubled: 2500,
-    late: 0,
-};
-const LATE: Disorder = Disorder {
-    lost: 0,
-    doubled: 0,
-    late: 500,
-};
-
-#[test]
-#[ignore = "soak: compares times"]
-fn a_tenth_is_lost_v4() {
-    compare(Family::V4, LOSSES);
+fn the_traffic_class_changes(family: Family) {
+    compare_changes(family, "class of every other packet", CHANGE_CLASS, None);
 }
 
-#[test]
-#[ignore = "soak: compares times"]
-fn a_tenth_is_lost_v6() {
-    compare(Family::V6, LOSSES);
+fn congestion_is_marked(family: Family) {
+    compare_changes(family, "a tenth marked", MARK_CONGESTION, Some([true; 2]));
 }
 
-#[test]
-#[ignore = "soak: compares times"]
-fn packets_come_twice_v4() {
-    compare(Family::V4, TWICE);
+fn congestion_is_marked_towards_a_client_without_ecn(family: Family) {
+    let hosts = Some([false, true]);
+    compare_changes(
+        family,
+        "a tenth marked, client without ECN",
+        MARK_CONGESTION,
+        hosts,
+    );
 }
 
-#[test]
-#[ignore = "soak: compares times"]
-fn packets_come_late_v4() {
-    compare(Family::V4, LATE);
+fn congestion_is_marked_towards_a_server_without_ecn(family: Family) {
+    let hosts = Some([true, false]);
+    compare_changes(
+        family,
+        "a tenth marked, server without ECN",
+        MARK_CONGESTION,
+        hosts,
+    );
 }
+
+fn ecn_is_cleared(family: Family) {
+    compare_changes(family, "ECN cleared", CLEAR_ECN, Some([true; 2]));
+}
+
+compare_times!(the_traffic_class_changes);
+compare_times!(congestion_is_marked);
+compare_times!(congestion_is_marked_towards_a_client_without_ecn);
+compare_times!(congestion_is_marked_towards_a_server_without_ecn);
+compare_times!(ecn_is_cleared);

@@ -46,7 +46,29 @@ macro_rules! with_each_engine {
     };
 }
 
+/// A test that compares the times of a case, for each IP version.
+macro_rules! compare_times {
+    ($case:ident) => {
+        mod $case {
+            use super::super::stage::Family;
+
+            #[test]
+            #[ignore = "soak: compares times"]
+            fn v4() {
+                super::$case(Family::V4);
+            }
+
+            #[test]
+            #[ignore = "soak: compares times"]
+            fn v6() {
+                super::$case(Family::V6);
+            }
+        }
+    };
+}
+
 mod another_device;
+mod at_once;
 mod bad_network;
 mod bad_network_time;
 mod big_packets;
@@ -76,6 +98,7 @@ mod one_end;
 mod path_mtu;
 mod path_mtu_time;
 mod patience;
+mod pause;
 mod port_reuse;
 mod relay_group;
 mod reset;
@@ -92,11 +115,13 @@ mod stamps;
 mod suspended;
 mod syn;
 mod tc_programs;
+mod times;
 mod timestamp;
 mod turmoil;
 mod unread;
 mod untranslatable;
 mod untranslated;
+mod untranslated_time;
 mod vanish;
 mod wire;
 mod within_a_second;

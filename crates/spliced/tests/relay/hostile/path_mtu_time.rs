@@ -1,136 +1,241 @@
-//! How long a stream takes whose path becomes narrower: with `auto` about as long as with `copy`, measured in one run.
+//! How long a stream takes whose path becomes narrower: with `auto` and `segment` about as long as with `copy`.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connection::Side;
+use super::connection::{Connection, Side};
 use super::hops::ip;
-use super::path_mtu::{WIDE_MTU, cable_beyond, cable_of_the_relay, narrow, set_mtu};
+use super::path_mtu::{
+    SMALL_MTU, WIDE_MTU, cable_beyond, cable_of_the_relay, has_ethtool, narrow, probe_for_mtus,
+    send_no_super_packets, set_mtu,
+};
+use super::site::Site;
 use super::stage::{Family, IN_ORDER, Stage};
+use super::times::{Allowance, Comparison, ROUNDS};
 use crate::payload::Payload;
 
-const STAGES: usize = 2;
-const ROUNDS: usize = 10;
 const BYTES: u64 = 2 << 20;
-/// Of those, how many have come when the path becomes narrower in mid-stream.
+/// Of those, how many have come when the path becomes narrower in mid-stream. How long a stream in full flow stands still is
+/// another question (`pause`).
 const BEFORE: u64 = 1 << 20;
 
-/// A turn of the scheduler counts for nothing.
-const SLACK: Duration = Duration::from_millis(20);
-
 #[derive(Clone, Copy, Debug)]
-enum Moment {
+pub(super) enum Moment {
     Idle,
     MidStream,
+}
+
+impl Moment {
+    pub(super) const BOTH: [Self; 2] = [Self::Idle, Self::MidStream];
+
+    /// Of pairs that go back.
+    pub(super) fn allowance(self) -> Allowance {
+        match self {
+            Self::Idle => Allowance::RARE_TIMEOUT,
+            Self::MidStream => Allowance::TIMEOUT,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Link {
     BeyondARouter,
     OfTheRelay,
+    /// The relay's host knows by its route. The link loses what is too long, and tells nobody.
+    OfARoute,
+    /// Nobody knows.
+    Silent,
 }
 
-/// How long each of some streams towards `side` takes after its path has become narrower.
-fn times(engine: &str, family: Family, moment: Moment, link: Link, side: Side) -> Vec<Duration> {
-    let mut times = Vec::new();
-    let mut case = |stage: &Stage| {
-        let cable = match link {
-            Link::BeyondARouter => cable_beyond(stage, side),
-            Link::OfTheRelay => cable_of_the_relay(stage, side),
-        };
-        for round in 0..=ROUNDS {
-            let connection = stage.connect(1).pop().expect("one");
-            let (from, to) = (connection.end(side.other()), connection.end(side));
-            let payload = Payload::new(6);
-            let took = thread::scope(|scope| {
-                let send = || from.send(payload, 0, BYTES);
-                let began = match moment {
-                    Moment::Idle => {
-                        narrow(cable);
-                        let began = Instant::now();
-                        scope.spawn(send);
-                        to.expect(payload, 0, BEFORE);
-                        began
-                    }
-                    Moment::MidStream => {
-                        scope.spawn(send);
-                        to.expect(payload, 0, BEFORE);
-                        let began = Instant::now();
-                        narrow(cable);
-                        began
-                    }
-                };
-                to.expect(payload, BEFORE, BYTES - BEFORE);
-                began.elapsed()
-            });
-            // A first handshake may wait for a neighbour, and its sender paces by the time that it took (BBR).
-            if round > 0 {
-                times.push(took);
+impl Link {
+    fn narrow(self, stage: &Stage, side: Side) {
+        match self {
+            Self::BeyondARouter => narrow(cable_beyond(stage, side)),
+            Self::OfTheRelay => narrow(cable_of_the_relay(stage, side)),
+            Self::OfARoute => {
+                let [relay, (router, device)] = cable_of_the_relay(stage, side);
+                send_no_super_packets(relay);
+                Site { stage, side }.use_route(&format!(" mtu {SMALL_MTU}"));
+                set_mtu(router, device, SMALL_MTU);
             }
-            connection.ends_in_order();
-            drop(connection);
-            stage.expect_ended(round + 1, IN_ORDER);
-            for (namespace, device) in cable {
-                set_mtu(namespace, device, WIDE_MTU);
-            }
-            let lab = stage.lab();
-            let all = [lab.client(), lab.relay(), lab.server()];
-            for namespace in all.into_iter().chain([stage.client(), stage.server()]) {
-                ip(namespace, "route flush cache");
-                ip(namespace, "-6 route flush cache");
+            Self::Silent => {
+                let [router, (host, device)] = cable_beyond(stage, side);
+                send_no_super_packets(router);
+                set_mtu(host, device, SMALL_MTU);
             }
         }
-    };
-    for _ in 0..STAGES {
-        Stage::routed(engine, family, &mut case);
     }
-    times.sort_unstable();
+
+    fn widen(self, stage: &Stage, side: Side) {
+        let cable = match self {
+            Self::BeyondARouter | Self::Silent => cable_beyond(stage, side),
+            Self::OfTheRelay | Self::OfARoute => cable_of_the_relay(stage, side),
+        };
+        for (namespace, device) in cable {
+            set_mtu(namespace, device, WIDE_MTU);
+        }
+        if let Self::OfARoute = self {
+            Site { stage, side }.restore_route();
+        }
+        forget_paths(stage);
+    }
+}
+
+pub(super) fn forget_paths(stage: &Stage) {
+    let version = match stage.family() {
+        Family::V4 => "-4",
+        Family::V6 => "-6",
+    };
+    let lab = stage.lab();
+    let all = [lab.client(), lab.relay(), lab.server()];
+    for namespace in all.into_iter().chain([stage.client(), stage.server()]) {
+        ip(namespace, &format!("{version} route flush cache"));
+    }
+}
+
+/// How long the rest of a stream towards `side` takes after a change.
+pub(super) fn time_after(
+    connection: &Connection,
+    side: Side,
+    moment: Moment,
+    change: impl FnOnce(),
+) -> Duration {
+    let (from, to) = (connection.end(side.other()), connection.end(side));
+    let payload = Payload::new(6);
+    thread::scope(|scope| {
+        let send = || from.send(payload, 0, BYTES);
+        let began = match moment {
+            Moment::Idle => {
+                change();
+                let began = Instant::now();
+                scope.spawn(send);
+                to.expect(payload, 0, BEFORE);
+                began
+            }
+            Moment::MidStream => {
+                scope.spawn(send);
+                to.expect(payload, 0, BEFORE);
+                let began = Instant::now();
+                change();
+                began
+            }
+        };
+        to.expect(payload, BEFORE, BYTES - BEFORE);
+        began.elapsed()
+    })
+}
+
+/// Some streams towards `side`, one after the other. The path becomes narrower in each, and wide again.
+fn one_after_the_other(stage: &Stage, moment: Moment, link: Link, side: Side) -> Vec<Duration> {
+    let mut times = Vec::new();
+    for round in 0..=ROUNDS {
+        let connection = stage.connect(1).pop().expect("one");
+        let took = time_after(&connection, side, moment, || link.narrow(stage, side));
+        // A first handshake may wait for a neighbour, and its sender paces by the time that it took (BBR).
+        if round > 0 {
+            times.push(took);
+        }
+        connection.ends_in_order();
+        drop(connection);
+        stage.expect_ended(round + 1, IN_ORDER);
+        link.widen(stage, side);
+    }
     times
 }
 
-fn compare(family: Family, moment: Moment) {
-    let mut failed = Vec::new();
-    for link in [Link::BeyondARouter, Link::OfTheRelay] {
+/// The same at once: they wait for their timers.
+fn at_once(stage: &Stage, side: Side) -> Vec<Duration> {
+    probe_for_mtus(stage);
+    let connections = stage.connect(ROUNDS);
+    Link::Silent.narrow(stage, side);
+    let times = thread::scope(|scope| {
+        let took = |on| scope.spawn(move || time_after(on, side, Moment::Idle, || ()));
+        let all: Vec<_> = connections.iter().map(took).collect();
+        let all = all.into_iter().map(|took| took.join().expect("it arrives"));
+        all.collect()
+    });
+    for connection in &connections {
+        connection.ends_in_order();
+    }
+    drop(connections);
+    stage.expect_ended(ROUNDS, IN_ORDER);
+    times
+}
+
+/// Adds streams towards `side` in which the path becomes narrower.
+fn compare_towards(
+    side: Side,
+    comparison: &mut Comparison,
+    (family, link, moment): (Family, Link, Moment),
+) {
+    let what = format!("{family:?} {link:?} {moment:?} towards {side:?}");
+    comparison.add(&what, moment.allowance(), |engine, _| {
+        let mut times = Vec::new();
+        Stage::routed(engine, family, |stage| {
+            times = one_after_the_other(stage, moment, link, side);
+        });
+        times
+    });
+}
+
+fn compare(family: Family, link: Link) {
+    let mut comparison = Comparison::one_by_one();
+    for moment in Moment::BOTH {
         for side in Side::BOTH {
-            let all = ["copy", "auto"].map(|engine| times(engine, family, moment, link, side));
-            let [copied, spliced] = [&all[0], &all[1]];
-            // Without the means there are none.
-            let (Some(slowest), false) = (spliced.last(), copied.is_empty()) else {
-                return;
-            };
-            let [copied, median] = [copied, spliced].map(|times| times[times.len() / 2]);
-            let told = format!(
-                "{family:?} {moment:?} {link:?} towards {side:?}: copy {copied:.1?}, auto {median:.1?}, at most {slowest:.1?}"
-            );
-            eprintln!("{told}");
-            if median > copied * 3 / 2 + SLACK || *slowest > copied * 10 + SLACK {
-                failed.push(told);
-            }
+            compare_towards(side, &mut comparison, (family, link, moment));
         }
     }
-    assert!(failed.is_empty(), "{failed:#?}");
+    comparison.end();
+}
+
+/// A part of that.
+fn compare_idle(family: Family, link: Link, side: Side) {
+    let mut comparison = Comparison::one_by_one();
+    compare_towards(side, &mut comparison, (family, link, Moment::Idle));
+    comparison.end();
 }
 
 #[test]
-#[ignore = "soak: compares times"]
-fn idle_v4() {
-    compare(Family::V4, Moment::Idle);
+fn beyond_a_router_towards_an_idle_server() {
+    compare_idle(Family::V4, Link::BeyondARouter, Side::Server);
 }
 
 #[test]
-#[ignore = "soak: compares times"]
-fn idle_v6() {
-    compare(Family::V6, Moment::Idle);
+fn of_the_relay_towards_an_idle_client() {
+    compare_idle(Family::V6, Link::OfTheRelay, Side::Client);
 }
 
-#[test]
-#[ignore = "soak: compares times"]
-fn mid_stream_v4() {
-    compare(Family::V4, Moment::MidStream);
+fn a_link_beyond_a_router(family: Family) {
+    compare(family, Link::BeyondARouter);
 }
 
-#[test]
-#[ignore = "soak: compares times"]
-fn mid_stream_v6() {
-    compare(Family::V6, Moment::MidStream);
+fn the_relays_own_link(family: Family) {
+    compare(family, Link::OfTheRelay);
 }
+
+fn a_route_of_the_relay(family: Family) {
+    if has_ethtool() {
+        compare(family, Link::OfARoute);
+    }
+}
+
+fn a_link_that_tells_nobody(family: Family) {
+    if !has_ethtool() {
+        return;
+    }
+    let mut comparison = Comparison::one_by_one();
+    for side in Side::BOTH {
+        let what = format!("{family:?} {:?} towards {side:?}", Link::Silent);
+        comparison.add(&what, Allowance::ANOTHER_BACKOFF, |engine, _| {
+            let mut times = Vec::new();
+            Stage::routed(engine, family, |stage| times = at_once(stage, side));
+            times
+        });
+    }
+    comparison.end();
+}
+
+compare_times!(a_link_beyond_a_router);
+compare_times!(the_relays_own_link);
+compare_times!(a_route_of_the_relay);
+compare_times!(a_link_that_tells_nobody);

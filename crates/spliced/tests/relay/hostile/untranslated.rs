@@ -3,12 +3,13 @@
 use std::net::Ipv6Addr;
 use std::thread;
 
-use netlab::{Lab, present};
+use netlab::{Lab, Namespace, present};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 use splice_base::socket_option::{
     send_destination_options, send_hop_by_hop_options, send_ip_options,
 };
 
+use super::bad_network_time::router_beside;
 use super::connection::{Connection, Side};
 use super::hops::{Hops, ip};
 use super::path_mtu::{CONNECTIONS, cable_of_the_relay, goes_on, move_some, set_mtu};
@@ -46,23 +47,37 @@ pub(super) fn fragment(stage: &Stage, side: Side, connections: &[Connection]) {
         let peer = connection.end(side);
         sockopt::set_ip_mtu_discover(peer, Ipv4PathMtuDiscovery::DONT).expect("it is set");
     }
-    let router = match side {
-        Side::Client => stage.lab().client(),
-        Side::Server => stage.lab().server(),
-    };
-    let device = Lab::TO_RELAY;
-    for route in ip(router, &format!("-4 route show dev {device}")).lines() {
-        let route = route.trim();
+    let (router, routes) = routes_of_router(stage, side);
+    for route in routes {
+        let device = Lab::TO_RELAY;
         let change = format!("-4 route change {route} dev {device} mtu lock {SMALL_MTU}");
         ip(router, &change);
     }
+}
+
+/// Nothing of later connections does.
+pub(super) fn unfragment(stage: &Stage, side: Side) {
+    let (router, routes) = routes_of_router(stage, side);
+    for route in routes {
+        let (route, _) = route.split_once(" mtu ").unwrap_or((&route, ""));
+        let device = Lab::TO_RELAY;
+        ip(router, &format!("-4 route change {route} dev {device}"));
+    }
+}
+
+/// The router on one side, and its routes over IPv4 towards the relay.
+fn routes_of_router(stage: &Stage, side: Side) -> (&Namespace, Vec<String>) {
+    let router = router_beside(stage, side);
+    let routes = ip(router, &format!("-4 route show dev {}", Lab::TO_RELAY));
+    let routes = routes.lines().map(|route| route.trim().to_owned());
+    (router, routes.collect())
 }
 
 /// Has every packet of an end carry options.
 type SetOptions = fn(&Peer) -> rustix::io::Result<()>;
 
 /// "No operation" (RFC 791, 3.1)
-fn send_no_operation(end: &Peer) -> rustix::io::Result<()> {
+pub(super) fn send_no_operation(end: &Peer) -> rustix::io::Result<()> {
     send_ip_options(end, [1; 4])
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::AsFd as _;
 
 use netlab::{ControlGroup, present};
 use rustix::net::sockopt;
+use socket2::SockRef;
 
 use super::*;
 use splice_bpf::types::segment_socket_flag as has;
@@ -101,7 +102,7 @@ fn a_socket_with_a_traffic_class_or_a_priority_is_refused() {
         let a = front.accept().expect("accept").0;
         let b = connect_in(lab.relay(), back_address);
         let server = back.accept().expect("accept").0;
-        let socket = socket2::SockRef::from(&b);
+        let socket = SockRef::from(&b);
         let set = match (is_priority, is_v4) {
             (true, _) => socket.set_priority(PRIORITY),
             (false, true) => socket.set_tos_v4(EXPEDITED),
@@ -375,4 +376,26 @@ fn a_bpf_program_at_a_hook_of_netfilter_is_refused_with_the_reason() {
         handle.engine().0 == EngineName::Segment
     });
     drop(attached);
+}
+
+/// As after the end of a path MTU that was learned.
+#[test]
+fn a_pair_whose_socket_has_to_look_for_its_route_is_taken_once_it_has_sent() {
+    const PAIRS: usize = 8;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    for _ in 0..PAIRS {
+        let connected = Connected::across(&lab);
+        // Another mark may mean another route (`sk_dst_reset`).
+        for mark in [1, 0] {
+            let socket = SockRef::from(&connected.b);
+            socket.set_mark(mark).expect("SO_MARK");
+        }
+        let (client, server, handle) = connected.join(&splicer, &by_name());
+        ping(&client, &server);
+        netlab::until("it is taken", || handle.is_taken());
+    }
 }
