@@ -208,7 +208,11 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_FORWARD_REOPENED);
 	}
 	if (state == SEGMENT_RETURNED) {
-		if ((s.flags & (ACK | RST)) != ACK || limit_ack_of_returned(skb, tcp_offset(&s), s.ack, at.flow, at.side))
+		if (s.flags & RST)
+			ok = acknowledge_for(skb, &s, flow, &at);
+		else
+			ok = !(s.flags & ACK) || limit_ack_of_returned(skb, flow, &at, tcp_offset(&s), s.ack);
+		if (ok)
 			return NEXT;
 		count(SEGMENT_UNWRITABLE);
 		return DROP;

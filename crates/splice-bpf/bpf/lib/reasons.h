@@ -16,7 +16,8 @@ enum segment_reason {
 	SEGMENT_UNWRITABLE,	/* dropped: out of memory */
 	SEGMENT_RST_REFUSED,	/* translated, but no end of the flow: a reset at an unlikely place */
 	SEGMENT_SILENCED,		/* dropped: a socket that sleeps has sent it */
-	SEGMENT_GONE,		/* dropped: a reset of a peer that is gone, while its stream is still being forwarded */
+	SEGMENT_GONE,		/* dropped, or made the acknowledgement that got lost: a reset of a peer that has ended in order,
+				   while its stream is still being forwarded */
 	SEGMENT_NO_ROOM,	/* translated, though the receiver had not announced so much room */
 	SEGMENT_FORWARD_OPENED,	/* translated: a SYN that opens a forwarded connection */
 	SEGMENT_FORWARD_REOPENED,	/* translated: the same, from a port whose last connection is over */

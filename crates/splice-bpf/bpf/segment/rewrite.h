@@ -282,19 +282,6 @@ static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segmen
 }
 
 /*
- * A socket that has taken its connection up again may be behind its peer: it would discard what acknowledges more than
- * it has sent, with all its payload.
- * @at, @ack: as above. @slot, @side: where it belongs. False when it fails. A function of its own for the stack of its
- * caller: Linux 6.1 has 512 bytes for all of them.
- */
-__noinline int limit_ack_of_returned(struct __sk_buff *skb, __u32 at, __u32 ack, __u32 slot, __u32 side)
-{
-	struct segment_change_over *change_over = change_over_of(slot);
-
-	return change_over && lower_ack(skb, at, ack, READ_ONCE(change_over->side[side & 1].sent));
-}
-
-/*
  * Tells by how much the sum of a packet changes when its payload is taken off. False when it fails.
  *
  * Where a device has verified the checksum (CHECKSUM_UNNECESSARY) what the payload adds is what the rest

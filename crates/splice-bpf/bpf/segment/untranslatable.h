@@ -9,7 +9,7 @@
 
 #include "segment/forward.h"
 #include "segment/headers.h"
-#include "segment/rewrite.h"
+#include "segment/returned.h"
 
 enum untranslatable {
 	UNTRANSLATABLE_UP,	/* of no flow, or nothing that its receiver would take */
@@ -124,7 +124,7 @@ __noinline int judge_untranslatable(struct __sk_buff *skb, struct segment *s)
 	/* The checksum covers all fragments, and changes by difference. */
 	if (state == SEGMENT_RETURNED)
 		return (tcp.flags & (ACK | RST)) != ACK ||
-				       limit_ack_of_returned(skb, h.at, s->ack, at.flow, at.side) ?
+				       limit_ack_of_returned(skb, flow, &at, h.at, s->ack) ?
 			       UNTRANSLATABLE_UP :
 			       UNTRANSLATABLE_FAILED;
 	s->window = bpf_ntohs(tcp.window);

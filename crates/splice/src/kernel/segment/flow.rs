@@ -19,12 +19,10 @@ use std::time::{Duration, Instant};
 use super::datapath::Datapath;
 use super::liveness::Silence;
 use super::translation::Translation;
-use crate::kernel::tcp_state::LISTEN;
 use splice_bpf::clock::now_ns;
 use splice_bpf::sequence::{self, raise};
 use splice_bpf::types::{
-    SegmentChangeOverSide, SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide,
-    SegmentSocket, SegmentTuple,
+    SegmentChangeOverSide, SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple,
 };
 use splice_bpf::types::{segment_mark as mark, segment_state as state, segment_tracked as tracked};
 
@@ -384,14 +382,6 @@ impl Flow {
     pub(super) fn doubtful_reset(&self) -> Option<(usize, u32)> {
         let side = (0..2).find(|side| self.marks(*side) & mark::DOUBTED != 0)?;
         Some((side, self.side(side).doubted_seq.load(Relaxed)))
-    }
-
-    /// One of the sockets is there, or another one of the same connection: not the one that listens on its address, which
-    /// the kernel finds otherwise.
-    pub(super) fn has_sockets(&self) -> bool {
-        let is_gone = |socket: &SegmentSocket| socket.cookie == 0 || socket.state == LISTEN;
-        let found = self.datapath.inspect(&self.tuples);
-        !found.is_ok_and(|found| found.socket.iter().all(is_gone))
     }
 
     /// For how long this side's peer has been silent.

@@ -27,6 +27,7 @@ use super::change_over::{Asleep, Phase, Stream};
 use super::flow::Flow;
 use super::leftover::{self, Leftover, Way};
 use super::sockets::{self, addresses_of, wake};
+use super::standing::is_gone;
 use crate::endpoint::Endpoint;
 use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
 use crate::outcome::{Reason, Side};
@@ -264,17 +265,18 @@ struct CatchUp {
 
 impl Aftermath for CatchUp {
     fn look(&mut self, now: Instant) -> Option<Instant> {
-        if self.flow.has_sockets() {
-            if self.flow.has_caught_up() {
-                self.flow.stop();
-                return None;
-            }
-        } else {
+        // Should it fail, the next look finds them.
+        let found = self.flow.datapath().inspect(self.flow.tuples());
+        if found.is_ok_and(|found| found.socket.iter().all(is_gone)) {
             let resets_at = *self.gone_since.get_or_insert(now) + ANSWERS_AGAIN_AFTER;
             if now < resets_at {
                 return Some(resets_at);
             }
             self.flow.reset_where_peers_are();
+            self.flow.stop();
+            return None;
+        }
+        if found.is_ok_and(|found| self.flow.has_caught_up(&found)) {
             self.flow.stop();
             return None;
         }

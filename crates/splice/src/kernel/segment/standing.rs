@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::flow::{Flow, timestamp_ahead};
 use super::sockets::addresses_of;
+use crate::kernel::tcp_state::LISTEN;
 use crate::outcome::Side;
 use splice_bpf::sequence::{self, is_behind};
+use splice_bpf::types::{SegmentInspection, SegmentSocket};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 /// Where a connection stands that its socket is to take up again, by what went past the sockets; numbers as its peer
@@ -133,11 +135,23 @@ impl Flow {
         far.high_seq().wrapping_add(far.seq_delta.load(Relaxed))
     }
 
-    /// Both sockets have sent all that their peers can have got past them.
-    pub(super) fn has_caught_up(&self) -> bool {
+    /// Both sockets know that their peers have all that these can have got past them, or have sent it before they went. A
+    /// peer that is gone answers what it gets once more with a reset, which must not end the pair
+    /// (`bpf/segment/returned.h`).
+    pub(super) fn has_caught_up(&self, found: &SegmentInspection) -> bool {
         (0..2).all(|side| {
-            let sent = self.change_over()[side].sent.load(Relaxed);
-            !is_behind(sent, self.got_by(side))
+            let socket = &found.socket[side];
+            let stands = match is_gone(socket) {
+                true => self.change_over()[side].sent.load(Relaxed),
+                false => socket.snd_una,
+            };
+            !is_behind(stands, self.got_by(side))
         })
     }
+}
+
+/// There is no socket any more, nor another one of the same connection: not the one that listens on its address, which the
+/// kernel finds otherwise.
+pub(super) fn is_gone(socket: &SegmentSocket) -> bool {
+    socket.cookie == 0 || socket.state == LISTEN
 }

@@ -56,6 +56,8 @@ const DISORDER: Disorder = Disorder {
     late: 100,
 };
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How long hosts remember the size of a narrow path, in seconds: no pair is spliced meanwhile that could meet one.
+const PATH_MTU_EXPIRES: &str = "1";
 
 /// The two ends of each live connection, and the side that the first is on.
 type Ends = Mutex<HashMap<[SocketAddr; 2], Side>>;
@@ -189,6 +191,12 @@ fn no_byte_is_wrong(stage: &Stage) {
     }
     for side in Side::BOTH {
         lay_second_cable(stage, side);
+    }
+    for host in [stage.lab().relay(), stage.client(), stage.server()] {
+        for family in ["ipv4", "ipv6"] {
+            let name = format!("net.{family}.route.mtu_expires");
+            host.set_sysctl(&name, PATH_MTU_EXPIRES).expect("set");
+        }
     }
     let routers = [stage.lab().client(), stage.lab().server()];
     routers.into_iter().for_each(damage_at);

@@ -108,9 +108,19 @@ impl Drop for Telltale<'_> {
     }
 }
 
-/// A receiver does not read, and the pair goes back for what its own segments are like. With `has_ended`, the other
-/// stream has come to its end, which the relay has acknowledged and not read.
-fn goes_back(scene: &Scene, is_v4: bool, from: usize, has_ended: bool, form: Form) {
+/// Which streams have come to their ends before a pair goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Neither,
+    /// The relay has acknowledged the end of the one that nobody reads.
+    Unread,
+    /// The other one as well, past the sockets: who sends what is not read is gone.
+    Both,
+}
+
+/// A receiver does not read, and the pair goes back for what its own segments are like.
+fn goes_back(scene: &Scene, is_v4: bool, from: usize, streams: Ended, form: Form) {
+    let has_ended = streams != Ended::Neither;
     let connected = scene.connect(is_v4);
     let relays = [&connected.a, &connected.b];
     let mut filled = 0;
@@ -162,16 +172,27 @@ fn goes_back(scene: &Scene, is_v4: bool, from: usize, has_ended: bool, form: For
             flow.is_some_and(|flow| has_one_past(flow, from))
         };
         netlab::until("one stream goes past the sockets", has_one_past);
+        if streams == Ended::Both {
+            let answered = scope.spawn(|| send(receiver, &back));
+            receive(sender, &back, 0);
+            answered.join().expect("sent");
+        }
         if has_ended {
             sender.shutdown(Shutdown::Write).expect("shutdown");
             netlab::until("it has come", || sockets()[from].state == CLOSE_WAIT);
             assert!(has_one_past() && has_come(2), "{:?}", sockets());
         }
+        if streams == Ended::Both {
+            netlab::until("its sender is gone", || sender.peer_addr().is_err());
+        }
         let frame = scene.next(&joined, 1 - from).expect("translated");
         scene.feed(1 - from, &form.of(&frame));
         wait_for_return(&joined);
-        let answered = scope.spawn(|| send(receiver, &back));
-        receive(sender, &back, 0);
+        if streams != Ended::Both {
+            let answered = scope.spawn(|| send(receiver, &back));
+            receive(sender, &back, 0);
+            answered.join().expect("sent");
+        }
         let mut fill = vec![1; filled];
         { receiver }.read_exact(&mut fill).expect("read");
         assert!(fill.iter().all(|byte| *byte == 0));
@@ -181,7 +202,6 @@ fn goes_back(scene: &Scene, is_v4: bool, from: usize, has_ended: bool, form: For
             sender.shutdown(Shutdown::Write).expect("shutdown");
         }
         received.join().expect("received");
-        answered.join().expect("sent");
         let mut expected = [there.len() as u64, back.len() as u64];
         if from == 1 {
             expected.reverse();
@@ -202,9 +222,9 @@ fn a_pair_goes_back_while_its_sockets_hold_bytes() {
     for is_v4 in [true, false] {
         for form in Form::ALL {
             for from in 0..2 {
-                for has_ended in [false, true] {
-                    eprintln!("IPv4: {is_v4}, {form:?}, from {from}, ended: {has_ended}");
-                    goes_back(&scene, is_v4, from, has_ended, form);
+                for streams in [Ended::Neither, Ended::Unread, Ended::Both] {
+                    eprintln!("IPv4: {is_v4}, {form:?}, from {from}, ended: {streams:?}");
+                    goes_back(&scene, is_v4, from, streams, form);
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, TcpListener};
 
-use rustix::net::connect_unspec;
+use rustix::net::{connect_unspec, sockopt};
 
 use super::give_back::{Form, Scene, wait_for_return};
 use super::*;
@@ -17,7 +17,7 @@ fn connect(scene: &Scene, is_v4: bool) -> (Connected, TcpListener) {
     };
     let (front, front_address) = listen_in(lab.relay(), (relay, 0));
     // As ss(8) has every socket get one.
-    rustix::net::sockopt::socket_cookie(&front).expect("a cookie");
+    sockopt::socket_cookie(&front).expect("a cookie");
     let (back, back_address) = listen_in(lab.server(), (server, 0));
     let client = connect_in(lab.client(), front_address);
     let a = front.accept().expect("accept").0;
@@ -79,11 +79,9 @@ fn drops(net: &Namespace, chain: &str, flags: &str) {
     );
 }
 
-/// A pair that has gone back while its server has sent something of which nobody knows whether the client has got it. The
-/// server cannot send it again.
-fn unsure(scene: &Scene, is_v4: bool, has_come: bool) -> (Joined, TcpListener) {
-    let [client_net, server_net] = [scene.lab.client(), scene.lab.server()];
-    for net in [client_net, server_net] {
+/// Has both peers' hosts filter what comes and goes, with rules that are added later.
+fn filter(scene: &Scene) {
+    for net in peers(scene) {
         run(net, "nft", "add table inet t");
         for hook in ["input", "output"] {
             let chain =
@@ -91,6 +89,18 @@ fn unsure(scene: &Scene, is_v4: bool, has_come: bool) -> (Joined, TcpListener) {
             run(net, "nft", &chain);
         }
     }
+}
+
+/// Removes the rules of one host, and what they hang on.
+fn let_pass(net: &Namespace) {
+    run(net, "nft", "delete table inet t");
+}
+
+/// A pair that has gone back while its server has sent something of which nobody knows whether the client has got it. The
+/// server cannot send it again.
+fn unsure(scene: &Scene, is_v4: bool, has_come: bool) -> (Joined, TcpListener) {
+    let [client_net, server_net] = peers(scene);
+    filter(scene);
     let (connected, front) = connect(scene, is_v4);
     let joined = spliced(&scene.lab, &scene.splicer, connected);
     netlab::until("it is translated", || scene.translated(&joined).is_some());
@@ -117,10 +127,8 @@ fn unsure(scene: &Scene, is_v4: bool, has_come: bool) -> (Joined, TcpListener) {
     (joined, front)
 }
 
-fn let_pass(scene: &Scene) {
-    for net in [scene.lab.client(), scene.lab.server()] {
-        run(net, "nft", "delete table inet t");
-    }
+fn peers(scene: &Scene) -> [&Namespace; 2] {
+    [scene.lab.client(), scene.lab.server()]
 }
 
 /// The relay's socket stays behind its client, which resets the connection. Another socket listens on the same address.
@@ -135,7 +143,7 @@ fn nothing_is_left_of_a_pair_that_is_behind() {
         connect_unspec(&joined.0).expect("reset");
         netlab::until("the server is reset", || joined.1.peer_addr().is_err());
         netlab::until("nothing is left of it", || scene.datapath.entries() == 0);
-        let_pass(&scene);
+        peers(&scene).into_iter().for_each(let_pass);
     }
 }
 
@@ -152,6 +160,79 @@ fn a_reset_reaches_a_peer_that_has_just_been_asked() {
         connect_unspec(&joined.1).expect("reset");
         netlab::until("the client is reset", || joined.0.peer_addr().is_err());
         netlab::until("nothing is left of it", || scene.datapath.entries() == 0);
-        let_pass(&scene);
+        peers(&scene).into_iter().for_each(let_pass);
+    }
+}
+
+/// Whether a host still has a socket whose own port (`sport`), or whose peer's (`dport`), is this one.
+fn has_socket(net: &Namespace, whose: &str, port: u16) -> bool {
+    let shown = net
+        .command("ss")
+        .args(["-Htan", &format!("{whose} = :{port}")])
+        .output()
+        .expect("ss");
+    assert!(shown.status.success(), "{shown:?}");
+    !shown.stdout.is_empty()
+}
+
+/// One peer ends its stream, and the acknowledgement of that gets lost before the relay. The pair goes back, and the other
+/// peer ends its own stream, which it may do for good. What the socket sends once more it can only answer with a reset:
+/// that ends nothing, since what it has sent has not got to the first peer yet.
+#[test]
+fn a_peer_that_has_ended_in_order_resets_nobody() {
+    if !available(Need::Root) || !available(Need::Nft) {
+        return;
+    }
+    // More than the socket of the first peer holds, and no more than that of the other one does.
+    const BYTES: usize = 50_000;
+    let scene = Scene::new();
+    for (is_v4, first) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
+        filter(&scene);
+        let [first_net, last_net] = [peers(&scene)[first], peers(&scene)[1 - first]];
+        let (connected, _front) = connect(&scene, is_v4);
+        let to_first = [&connected.a, &connected.b][first];
+        sockopt::set_socket_send_buffer_size(to_first, 4096).expect("set");
+        let joined = spliced(&scene.lab, &scene.splicer, connected);
+        netlab::until("it is translated", || scene.translated(&joined).is_some());
+        ping(&joined.0, &joined.1);
+        let (client, server, handle) = joined;
+        let mut ends = [Some(client), Some(server)];
+        let last = ends[1 - first].take().expect("its socket");
+        let mut stream = ends[first].take().expect("its socket");
+        let port = last.local_addr().expect("an address").port();
+        drops(last_net, "output", "(rst | ack) == ack");
+        stream.write_all(b"ahead").expect("write");
+        stream.shutdown(Shutdown::Write).expect("shutdown");
+        (&last).read_to_end(&mut Vec::new()).expect("read");
+        let joined = match first {
+            0 => (stream, last, handle),
+            _ => (last, stream, handle),
+        };
+        // It sends nothing once more, and gets nothing, until the other one is gone.
+        drops(first_net, "output", "(rst | ack) == ack");
+        drops(first_net, "input", "(rst | ack) == ack");
+        let frame = scene.next(&joined, first).expect("it is translated");
+        assert_eq!(scene.feed(first, &Form::Fragment.of(&frame)), 2);
+        wait_for_return(&joined);
+        let (client, server, handle) = joined;
+        let (mut stream, last) = match first {
+            0 => (client, server),
+            _ => (server, client),
+        };
+        let_pass(last_net);
+        let sent = write_all(&last, BYTES, seed());
+        drop(last);
+        netlab::until("it is gone", || !has_socket(last_net, "sport", port));
+        run(first_net, "nft", "flush chain inet t output");
+        netlab::until("the relay has sent it everything", || {
+            !has_socket(scene.lab.relay(), "dport", port)
+        });
+        let_pass(first_net);
+        let (received, hash, _) = read_all(&stream);
+        assert_eq!((received, hash), (BYTES, sent));
+        let _ = stream.flush();
+        let outcome = ended(&handle);
+        assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
+        netlab::until("nothing is left of it", || scene.datapath.entries() == 0);
     }
 }
