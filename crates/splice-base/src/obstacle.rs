@@ -25,6 +25,11 @@ const FILTERED: &str = "2";
 /// logs nothing.
 const VERIFIED: &str = "-- END PROG LOAD LOG --";
 
+/// What the verifier says of a program that puts a socket into a map, or takes one out, and is of none of the types that may
+/// (`check_map_func_compatibility`). Since Linux 7.3 only sock_ops programs and iterators may, and those that choose a socket
+/// (sk_reuseport) take out (tried on 7.3.4).
+const MAY_NOT_CHANGE: &str = "cannot update sockmap in this context";
+
 /// Why an engine cannot be used, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
@@ -169,6 +174,13 @@ impl Obstacle {
         }
         // The verifier is stricter with processes that lack capabilities, so this comes after
         // those.
+        if error.log().is_some_and(|log| log.contains(MAY_NOT_CHANGE)) {
+            return Self::new(
+                "this kernel does not let the program change a map of sockets (none but sock_ops programs and iterators may \
+                 since Linux 7.3)",
+                "run a kernel before 7.3; every engine but sockmap works without such a map",
+            );
+        }
         if error.log().is_some_and(|log| log.contains(VERIFIED)) {
             return Self::new(
                 format!("this kernel's verifier rejects the program: {error}"),
@@ -390,6 +402,12 @@ mod tests {
         assert!(reason.starts_with("this kernel's verifier"), "{reason}");
         assert!(reason.contains("R4 invalid"), "{reason}");
         assert!(remedy.contains("6.1 or later"), "{remedy}");
+        let newer = refused(Errno::INVAL).with_log(
+            "231: (85) call bpf_map_update_elem#2; cannot update sockmap in this context; -- END PROG LOAD LOG --",
+        );
+        let Obstacle { reason, remedy } = Obstacle::of_refusal(&newer, &ALL_HELD);
+        assert!(reason.contains("since Linux 7.3"), "{reason}");
+        assert!(remedy.contains("before 7.3"), "{remedy}");
         let unprivileged = Process {
             held: CapabilitySet::BPF,
             ..ALL_HELD

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd as _;
 
 use splice_base::error::{Error, Result};
+use splice_base::obstacle::Obstacle;
 
 use crate::load::{Object, load};
 use crate::objects;
@@ -12,8 +13,8 @@ use crate::stack;
 use crate::tracing::{kernel_types, leave_out_missing};
 use crate::types::{RedirectionsSetting, trace_point};
 
-/// The most instructions that the verifier may process for each program, on every kernel from 6.1 to 7.2: a quarter more
-/// than the most that any of 6.1, 6.12, 6.18 and 7.2 needed. The kernel allows a million for each program
+/// The most instructions that the verifier may process for each program, on every kernel from 6.1 to 7.3: a quarter more
+/// than the most that any of 6.1, 6.12, 6.18, 7.2 and 7.3 needed. The kernel allows a million for each program
 /// (`BPF_COMPLEXITY_LIMIT_INSNS`), and any change to a program can multiply its share.
 const MOST_INSTRUCTIONS: [(&str, u32); 33] = [
     ("admit", 373),
@@ -93,6 +94,9 @@ fn is_forbidden(error: &Error) -> bool {
         .is_some_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
+/// Objects that put sockets into maps, which Linux 7.3 allows no program of their types.
+const CHANGES_MAPS_OF_SOCKETS: [&str; 3] = ["admit", "bypass_control", "gate"];
+
 /// An object as the verifier has passed it. `None`: this kernel has no place for it.
 fn verified(name: &'static str, bytes: &[u8]) -> Result<Option<Object>> {
     if name == "bypass" && kernel() < (6, 3) {
@@ -127,6 +131,12 @@ fn verified(name: &'static str, bytes: &[u8]) -> Result<Option<Object>> {
         // A kernel may forbid programs at its functions; `spliced trace` then uses tracepoints.
         Err(error) if name == "trace" && is_forbidden(&error) => {
             println!("{name:12} is not allowed here: {error}");
+            Ok(None)
+        }
+        Err(error) if CHANGES_MAPS_OF_SOCKETS.contains(&name) && kernel() >= (7, 3) => {
+            let Obstacle { reason, .. } = Obstacle::of_bpf(&error);
+            assert!(reason.contains("since Linux 7.3"), "{reason}");
+            println!("{name:12} is refused: {reason}");
             Ok(None)
         }
         loaded => loaded.map(Some),

@@ -62,13 +62,13 @@ pub(super) const BY_VERSION: [Known; 7] = [
     },
 ];
 
-/// Where there is no loopback of VSOCK to try it on. It was tried on 6.1.192, 6.12.117, 6.18.15 and 7.2.13.
+/// Where there is no loopback of VSOCK to try it on. It was tried on 6.1.192, 6.12.117, 6.18.15, 7.2.13 and 7.3.4.
 pub(super) const SEQPACKET: Known = Known {
     name: "seqpacket",
     what: "a VSOCK seqpacket whose peer has no more credit sends the beginning of a message, and send(2) fails with EAGAIN; \
            the kernel tries again with what is redirected, and the peer gets a message that is too long; redirect to the \
            egress of one only if its peer keeps reading",
-    affected: Affected::Until((7, 2)),
+    affected: Affected::Until((7, 3)),
 };
 
 impl Known {
@@ -111,7 +111,8 @@ mod tests {
             ("removal", "7.4.1", None),
             ("removal", "next", None),
             ("seqpacket", "7.2.13", Some(true)),
-            ("seqpacket", "7.3.0", None),
+            ("seqpacket", "7.3.4", Some(true)),
+            ("seqpacket", "7.4.1", None),
             ("retry", "6.1.141", Some(true)),
             ("retry", "6.1.142", Some(false)),
             ("retry", "6.6.1", None),

@@ -86,10 +86,11 @@ impl Contestant {
         }
     }
 
-    /// Whether this machine allows it; `SPLICED_REQUIRE` calls it `uring`.
+    /// Whether this machine allows it; `SPLICED_REQUIRE` has it by its name.
     pub(crate) fn is_available(&self) -> bool {
         match self.choice {
-            EngineChoice::Only(engine @ EngineName::Uring) => {
+            // Linux 7.3 refuses the programs of sockmap.
+            EngineChoice::Only(engine @ (EngineName::Uring | EngineName::Sockmap)) => {
                 let why = engine.probe().err().map(|error| error.to_string());
                 netlab::present(engine.as_str(), why)
             }
