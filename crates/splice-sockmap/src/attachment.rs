@@ -15,7 +15,7 @@ use crate::key::{Cookie, Key, sealed::Bytes as _};
 use crate::lease::Lease;
 use crate::link::Link;
 use crate::loaded::{Loaded, Plan};
-use crate::map::{Container, SockHash, SockMap, cookie, members};
+use crate::map::{Container, SockHash, SockMap, Use, cookie, members, require_no_program};
 use crate::orphans;
 use crate::redirect::Redirect;
 use crate::redirections::{add, require_supported};
@@ -52,6 +52,7 @@ impl SockMap {
     ///
     /// # Errors
     /// - [`ErrorKind::System`] if the map has members: the kernel gives them no program any more.
+    /// - [`ErrorKind::System`] if a program is attached to the map already, whoever has done it.
     /// - [`ErrorKind::BpfRefused`] without the rights, which are `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_PERFMON`.
     pub fn attach(self, redirect: Redirect) -> Result<Attachment<Self>> {
         Attachment::to(self, redirect, None)
@@ -88,6 +89,7 @@ impl<K: Key> SockHash<K> {
 impl<M: Container> Attachment<M> {
     fn to(map: M, redirect: Redirect, heartbeat: Option<&Arc<Heartbeat>>) -> Result<Self> {
         let sockets = map.sockets();
+        require_no_program(sockets, Use::Attach)?;
         if members::<M::Key>(sockets).next().is_some() {
             return Err(Error::new(
                 ErrorKind::System,

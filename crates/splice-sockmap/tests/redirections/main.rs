@@ -7,6 +7,7 @@ mod closing;
 mod conversation;
 mod detaching;
 mod flow;
+mod guarding;
 mod handing_over;
 mod hostile;
 mod lease;
