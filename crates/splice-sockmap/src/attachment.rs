@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::release::Release;
-use splice_bpf::SocketMapType;
+use splice_bpf::{SocketMapType, program_on_map};
 
 use crate::heartbeat::Heartbeat;
 use crate::key::{Cookie, Key, sealed::Bytes as _};
@@ -229,8 +230,8 @@ impl<M: Container> Attachment<M> {
             held.push(link.hold(*source)?);
             link.drain(*source, deadline)?;
         }
-        for (link, _, _) in &mut leaving {
-            link.end();
+        for (link, _, source) in &mut leaving {
+            link.end(*source);
         }
         // Last of what can fail. A member keeps the program that its map had when it came, so the sources go and come again.
         self.loaded.detach(sockets)?;
@@ -240,6 +241,11 @@ impl<M: Container> Attachment<M> {
             let _ = sockets.insert(key, *source);
         }
         Ok(())
+    }
+
+    /// Whether the kernel tells that the map has a program.
+    pub(crate) fn is_told(&self) -> std::result::Result<bool, Errno> {
+        program_on_map(self.map.sockets()).map(|id| id.is_some())
     }
 
     /// How many messages of members that have no link were left to their readers.

@@ -13,6 +13,7 @@ mod hostile;
 mod lease;
 mod leaving;
 mod linking;
+mod losing;
 mod maps;
 mod passing;
 #[path = "../../../splice/tests/support/payload.rs"]
