@@ -1,4 +1,4 @@
-//! Which programs of others see the packets of a device or of a control group.
+//! Which programs of others see the packets of a device or of a control group, or the messages of a map's sockets.
 #![allow(
     unsafe_code,
     reason = "bpf(2) and open_by_handle_at(2); see the SAFETY comments"
@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use libbpf_rs::libbpf_sys;
@@ -148,6 +148,33 @@ pub fn packet_filter_of(group: BorrowedFd<'_>) -> Result<Option<String>, Errno> 
         let ids = query(group.as_raw_fd(), place, libbpf_sys::BPF_F_QUERY_EFFECTIVE)?;
         if let Some(id) = ids.into_iter().next() {
             return Ok(Some(name_of(id, None).unwrap_or_else(|_| number(id))));
+        }
+    }
+    Ok(None)
+}
+
+/// The id of a program that is attached to a map of sockets. Its members may have others: each keeps the one that was
+/// attached when it came (`sock_map_link`). `None` before Linux 5.18, where the kernel does not tell
+/// (`sock_map_bpf_prog_query`).
+///
+/// # Errors
+/// Without CAP_NET_ADMIN.
+pub fn program_on_map(map: impl AsFd) -> Result<Option<u32>, Errno> {
+    for place in [
+        libbpf_sys::BPF_SK_SKB_VERDICT,
+        libbpf_sys::BPF_SK_MSG_VERDICT,
+        libbpf_sys::BPF_SK_SKB_STREAM_VERDICT,
+        libbpf_sys::BPF_SK_SKB_STREAM_PARSER,
+    ] {
+        let ids = match query(map.as_fd().as_raw_fd(), place, 0) {
+            // An older kernel, or one without parsers (CONFIG_BPF_STREAM_PARSER).
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => continue,
+            // The other place for verdicts has one (`sock_map_prog_lookup`), and is asked as well.
+            Err(Errno::BUSY) => continue,
+            ids => ids?,
+        };
+        if let Some(id) = ids.into_iter().next() {
+            return Ok(Some(id));
         }
     }
     Ok(None)

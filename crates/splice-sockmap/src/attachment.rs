@@ -6,16 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::release::Release;
-use splice_bpf::SocketMapType;
+use splice_bpf::{SocketMapType, program_on_map};
 
 use crate::heartbeat::Heartbeat;
 use crate::key::{Cookie, Key, sealed::Bytes as _};
 use crate::lease::Lease;
 use crate::link::Link;
 use crate::loaded::{Loaded, Plan};
-use crate::map::{Container, SockHash, SockMap, cookie, members};
+use crate::map::{Container, SockHash, SockMap, Use, cookie, members, require_no_program};
 use crate::orphans;
 use crate::redirect::Redirect;
 use crate::redirections::{add, require_supported};
@@ -52,6 +53,7 @@ impl SockMap {
     ///
     /// # Errors
     /// - [`ErrorKind::System`] if the map has members: the kernel gives them no program any more.
+    /// - [`ErrorKind::System`] if a program is attached to the map already, whoever has done it.
     /// - [`ErrorKind::BpfRefused`] without the rights, which are `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_PERFMON`.
     pub fn attach(self, redirect: Redirect) -> Result<Attachment<Self>> {
         Attachment::to(self, redirect, None)
@@ -88,6 +90,7 @@ impl<K: Key> SockHash<K> {
 impl<M: Container> Attachment<M> {
     fn to(map: M, redirect: Redirect, heartbeat: Option<&Arc<Heartbeat>>) -> Result<Self> {
         let sockets = map.sockets();
+        require_no_program(sockets, Use::Attach)?;
         if members::<M::Key>(sockets).next().is_some() {
             return Err(Error::new(
                 ErrorKind::System,
@@ -227,8 +230,8 @@ impl<M: Container> Attachment<M> {
             held.push(link.hold(*source)?);
             link.drain(*source, deadline)?;
         }
-        for (link, _, _) in &mut leaving {
-            link.end();
+        for (link, _, source) in &mut leaving {
+            link.end(*source);
         }
         // Last of what can fail. A member keeps the program that its map had when it came, so the sources go and come again.
         self.loaded.detach(sockets)?;
@@ -238,6 +241,11 @@ impl<M: Container> Attachment<M> {
             let _ = sockets.insert(key, *source);
         }
         Ok(())
+    }
+
+    /// Whether the kernel tells that the map has a program.
+    pub(crate) fn is_told(&self) -> std::result::Result<bool, Errno> {
+        program_on_map(self.map.sockets()).map(|id| id.is_some())
     }
 
     /// How many messages of members that have no link were left to their readers.

@@ -9,7 +9,7 @@ use splice_bpf::types::{CatcherFilter, CaughtConnection};
 use splice_bpf::{Link as Attached, Map, Program, RingBuffer, SocketMap, load, objects};
 
 use crate::key::Cookie;
-use crate::link::Link;
+use crate::link::{Link, Losses};
 use crate::loaded::Loaded;
 use crate::map::explained;
 use crate::redirect::Redirect;
@@ -136,6 +136,7 @@ impl Catcher {
             place,
             (SocketKind::Tcp, source),
             plan.redirect,
+            Losses::unknown(),
         ))
     }
 

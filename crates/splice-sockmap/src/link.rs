@@ -6,7 +6,9 @@
 //!    └──────────────────┘ the target has not taken it in time, or bytes are unread
 //! ```
 
-use std::fmt;
+mod counters;
+mod losses;
+
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
@@ -17,8 +19,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, connect_unspec, recv};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::socket_option::{attach_filter, detach_filter, has_filter};
-use splice_bpf::types::redirection_pass;
 use splice_bpf::wait_for_programs;
+
+pub use self::counters::{LinkCounters, PassReason};
+pub(crate) use self::losses::Losses;
 
 use crate::key::Cookie;
 use crate::loaded::{Loaded, Place};
@@ -29,6 +33,14 @@ use crate::socket_kind::SocketKind;
 /// How soon to look at a target again. The kernel's worker tries a full target anew every jiffy, which is a
 /// millisecond at least.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// How often in a row a queue of datagrams is looked at before what is there counts as passed. A datagram is in the queue for a
+/// moment before its verdict (`unix_dgram_sendmsg`, `__udp_enqueue_schedule_skb`).
+const MOST_LOOKS: u32 = 50;
+
+/// How long a target may take to take what a source that is gone has brought it. Most take it in microseconds; one whose
+/// reader does not read keeps its place longer.
+const SETTLED: Duration = Duration::from_secs(1);
 
 const AT_ONCE: Timespec = Timespec {
     tv_sec: 0,
@@ -46,89 +58,16 @@ pub struct Link {
     source: SocketKind,
     cookie: Cookie,
     redirect: Redirect,
+    losses: Losses,
     /// What was counted, once it has left.
-    left: Option<LinkCounters>,
+    left: Option<Left>,
 }
 
-/// Why a message was not redirected, and left to the source's own reader instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum PassReason {
-    /// It is longer than the target takes in one piece.
-    TooLong,
-    /// The kernel had no memory to put it into one piece (`bpf_skb_pull_data`).
-    NoMemory,
-    /// The [lease](crate::Lease) is over.
-    Lapsed,
-    /// Too much is [outstanding](crate::Redirections::bounded) at the target, or was when an earlier message of the same stream was passed.
-    Full,
-    /// The kernel refuses the target: it is closed, or not in a state to take anything (`sock_map_redirect_allowed`).
-    TargetGone,
-}
-
-impl PassReason {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::TooLong,
-        Self::NoMemory,
-        Self::Lapsed,
-        Self::Full,
-        Self::TargetGone,
-    ];
-
-    /// Its name, as in "target gone".
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::TooLong => "too long",
-            Self::NoMemory => "no memory",
-            Self::Lapsed => "lease lapsed",
-            Self::Full => "target full",
-            Self::TargetGone => "target gone",
-        }
-    }
-
-    /// Where the program counts it.
-    fn index(self) -> usize {
-        let index = match self {
-            Self::TooLong => redirection_pass::TOO_LONG,
-            Self::NoMemory => redirection_pass::NO_MEMORY,
-            Self::Lapsed => redirection_pass::LAPSED,
-            Self::Full => redirection_pass::FULL,
-            Self::TargetGone => redirection_pass::REFUSED,
-        };
-        index as usize
-    }
-}
-
-impl fmt::Display for PassReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// How many messages and bytes of a source went where. On a stream a message is what the kernel handed to the
-/// program at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LinkCounters {
-    /// Redirected. By [`Redirect::SendToEgress`] also those that send(2) has refused, since the target's buffer was full.
-    pub messages: u64,
-    /// The bytes of them.
-    pub bytes: u64,
-    /// Left to the source's own reader; [`passed_for`](Self::passed_for) says why.
-    pub passed_messages: u64,
-    /// The bytes of them.
-    pub passed_bytes: u64,
-    /// Empty datagrams, which were dropped: the kernel can neither redirect nor pass them.
-    pub empty_messages: u64,
-    passed: [u64; PassReason::ALL.len()],
-}
-
-impl LinkCounters {
-    /// How many messages were passed for a reason.
-    pub fn passed_for(&self, reason: PassReason) -> u64 {
-        self.passed[reason.index()]
-    }
+/// What is known of a link that has left.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    counters: LinkCounters,
+    lost: Option<u64>,
 }
 
 impl Link {
@@ -137,6 +76,7 @@ impl Link {
         place: Place,
         source: (SocketKind, Cookie),
         redirect: Redirect,
+        losses: Losses,
     ) -> Self {
         Self {
             loaded,
@@ -144,24 +84,42 @@ impl Link {
             source: source.0,
             cookie: source.1,
             redirect,
+            losses,
             left: None,
         }
     }
 
     /// What was redirected so far.
     pub fn counters(&self) -> LinkCounters {
-        if let Some(counters) = self.left {
-            return counters;
+        match self.left {
+            Some(left) => left.counters,
+            None => LinkCounters::of(&self.loaded.counts(self.place).unwrap_or_default()),
         }
-        let counts = self.loaded.counts(self.place).unwrap_or_default();
-        LinkCounters {
-            messages: counts.messages,
-            bytes: counts.bytes,
-            passed_messages: counts.passed.iter().sum(),
-            passed_bytes: counts.passed_bytes,
-            empty_messages: counts.empty,
-            passed: counts.passed,
+    }
+
+    /// How many datagrams that came to the source since it was linked have reached nobody, as far as the kernel counts them
+    /// with the source. `None` for a stream, which loses nothing in these ways. Takes the source, since a link holds no
+    /// socket of its own. Once the link has left it is known without looking, and stays.
+    ///
+    /// These are datagrams that
+    /// - came while the source was leaving (`sk_psock_verdict_recv` without a program),
+    /// - were redirected to a target that was closed at this moment, or has failed to send an earlier one
+    ///   (`sk_psock_skb_redirect`),
+    /// - found the source's own queue full.
+    ///
+    /// The kernel does not count what waits for a target when that is closed, the message whose sending fails
+    /// (`sk_psock_backlog`), and what its peer or the network drops.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the socket is not the link's source.
+    pub fn lost(&self, source: impl AsFd) -> Result<Option<u64>> {
+        if let Some(left) = self.left {
+            return Ok(left.lost);
         }
+        let source = source.as_fd();
+        self.require_source(source)?;
+        let empty = self.counters().empty_messages;
+        self.losses.so_far(source, empty)
     }
 
     /// How many bytes are outstanding at the target: redirected to it by whatever link, and neither sent by its socket nor read
@@ -197,7 +155,7 @@ impl Link {
     ///
     /// A TCP source may be in full flow: a socket filter holds it still, and its peer retransmits what comes
     /// meanwhile. Other streams have no such filter, so their peer must have ended the stream. A datagram that comes
-    /// at this moment may be dropped, as any datagram may.
+    /// at this moment may be dropped, as any datagram may; [`lost`](Self::lost) counts it.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if
@@ -215,14 +173,26 @@ impl Link {
         let deadline = Instant::now() + patience;
         let _still = self.hold(source)?;
         self.drain(source, deadline)?;
-        self.end();
+        self.end(source);
         Ok(())
     }
 
     /// Takes both sockets out of the maps.
-    pub(crate) fn end(&mut self) {
-        self.left = Some(self.counters());
-        self.loaded.remove(self.place);
+    pub(crate) fn end(&mut self, source: BorrowedFd<'_>) {
+        let mut may_settle = false;
+        if self.losses.are_known() {
+            // Nothing holds datagrams back, so the last ones may be on their way to the target.
+            self.loaded.remove_source(self.place);
+            may_settle = self.loaded.has_moved(self.place);
+        }
+        let counters = self.counters();
+        let lost = self.losses.so_far(source, counters.empty_messages);
+        let lost = lost.unwrap_or_default();
+        self.left = Some(Left { counters, lost });
+        match may_settle {
+            true => settle(&self.loaded, self.place),
+            false => self.loaded.remove(self.place),
+        }
     }
 
     /// Where its source is in these maps.
@@ -258,17 +228,26 @@ impl Link {
 
     /// Gives the maps up without a word: both sockets are closed.
     pub(crate) fn forget(mut self) {
-        self.left = Some(self.counters());
+        let counters = self.counters();
+        self.left = Some(Left {
+            counters,
+            lost: None,
+        });
+    }
+
+    fn require_source(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        if Cookie::of(socket)? == self.cookie {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::System,
+            "the socket is not the source of the link: pass the one that was linked",
+        ))
     }
 
     /// Makes sure that nothing comes while the source leaves.
     pub(crate) fn hold<'a>(&self, source: BorrowedFd<'a>) -> Result<Option<Still<'a>>> {
-        if Cookie::of(source)? != self.cookie {
-            return Err(Error::new(
-                ErrorKind::System,
-                "the socket is not the source of the link: pass the one that was linked",
-            ));
-        }
+        self.require_source(source)?;
         // Its owner decides when it sends.
         if self.redirect.is_of_sent() {
             return Ok(None);
@@ -284,13 +263,20 @@ impl Link {
 
     /// Waits until nothing is under way to the target.
     pub(crate) fn drain(&self, source: BorrowedFd<'_>, deadline: Instant) -> Result<()> {
+        let mut looks = 0;
         loop {
             // A look at the queue of a TCP socket brings about the verdict of what waits there.
             if !self.redirect.is_of_sent() && has_bytes(source, self.source) {
-                return Err(busy(
-                    "the source has passed bytes that nobody has read: read them first".into(),
-                ));
+                looks += 1;
+                if self.source.is_stream() || looks == MOST_LOOKS || Instant::now() >= deadline {
+                    return Err(busy(
+                        "the source has passed bytes that nobody has read: read them first".into(),
+                    ));
+                }
+                thread::sleep(LOOK_AGAIN);
+                continue;
             }
+            looks = 0;
             match self.loaded.look(self.place)? {
                 // Closed by its owner: nothing can be waited for.
                 None => return Ok(()),
@@ -315,6 +301,27 @@ impl Link {
             thread::sleep(LOOK_AGAIN);
         }
     }
+}
+
+/// Undoes a link that is a moment old. What has come in that moment may be on its way through the target.
+pub(crate) fn withdraw(loaded: &Arc<Loaded>, place: Place) {
+    loaded.remove_source(place);
+    match loaded.has_moved(place) {
+        true => settle(loaded, place),
+        false => loaded.remove(place),
+    }
+}
+
+/// Takes the target of a source that is gone out of its map as soon as it has taken everything.
+fn settle(loaded: &Arc<Loaded>, place: Place) {
+    let deadline = Instant::now() + SETTLED;
+    while !loaded.is_drained(place) {
+        if Instant::now() >= deadline {
+            return orphans::add(Arc::clone(loaded), place);
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+    loaded.remove(place);
 }
 
 impl Drop for Link {
@@ -406,6 +413,37 @@ mod tests {
             count >= end
         });
         count
+    }
+
+    /// As if they had come after the last look at the target.
+    #[test]
+    fn datagrams_that_come_while_their_source_leaves_still_go_to_the_target() {
+        if !netlab::available(netlab::Need::Bpf) {
+            return;
+        }
+        /// More than the peer of a UNIX socket queues (`max_dgram_qlen`, 10 or 512).
+        const DATAGRAMS: usize = 1000;
+        for map_type in MapType::ALL {
+            let redirections = Redirections::new(Redirect::IngressToEgress, map_type, 1);
+            let redirections = redirections.expect("loaded");
+            let made = |kind| Pair::of(kind).expect("made");
+            let (source, target) = (made(SocketKind::Udp), made(SocketKind::UnixDatagram));
+            let mut link = redirections
+                .link(&source.member, &target.member)
+                .expect("linked");
+            for sent in 1..=DATAGRAMS {
+                assert_eq!(send(&source.peer, &[7], SendFlags::NOSIGNAL), Ok(1));
+                until("it is redirected", || {
+                    link.counters().messages == sent as u64
+                });
+            }
+            let waiting = || link.loaded.look(link.place).expect("a look");
+            assert!(waiting().expect("it is there").backlog > 0);
+            link.end(source.member.as_fd());
+            assert_eq!(link.counters().messages, DATAGRAMS as u64);
+            assert_eq!(link.lost(&source.member).expect("told"), Some(0));
+            assert_eq!(read_to(DATAGRAMS, &target.peer), DATAGRAMS);
+        }
     }
 
     /// Passed, the FIN would be an empty message behind what waits for the source's own egress, and the kernel's worker

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
-use splice_bpf::{SocketMap, SocketMapType};
+use splice_bpf::{SocketMap, SocketMapType, program_on_map};
 
 use crate::key::{Cookie, Key, sealed::Bytes as _};
 use crate::socket_kind::SocketKind;
@@ -55,7 +55,7 @@ impl SockMap {
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedSocket`] if the kernel does not take the socket, [`ErrorKind::System`] if the index has
-    /// a socket or does not exist.
+    /// a socket or does not exist, or a program is attached to the map, as by another process that has it by its pin.
     pub fn insert(&self, index: u32, socket: impl AsFd) -> Result<()> {
         insert(&self.0, &index.to_bytes(), socket.as_fd())
     }
@@ -63,7 +63,8 @@ impl SockMap {
     /// Removes the socket at an index. Returns whether there was one.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the kernel refuses it.
+    /// [`ErrorKind::System`] if the kernel refuses it, or a program is attached to the map: the socket would lose what it
+    /// receives at this moment.
     pub fn remove(&self, index: u32) -> Result<bool> {
         remove(&self.0, &index.to_bytes())
     }
@@ -116,7 +117,7 @@ impl<K: Key> SockHash<K> {
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedSocket`] if the kernel does not take the socket, [`ErrorKind::System`] if the key has a
-    /// socket or the map is full.
+    /// socket, the map is full, or a program is attached to it, as by another process that has it by its pin.
     pub fn insert(&self, key: K, socket: impl AsFd) -> Result<()> {
         insert(&self.map, &key.to_bytes(), socket.as_fd())
     }
@@ -124,7 +125,7 @@ impl<K: Key> SockHash<K> {
     /// Removes the socket under a key. Returns whether there was one.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the kernel refuses it.
+    /// As [`SockMap::remove`].
     pub fn remove(&self, key: K) -> Result<bool> {
         remove(&self.map, &key.to_bytes())
     }
@@ -245,7 +246,51 @@ fn open(path: &Path, of: SocketMapType, key_bytes: u32) -> Result<SocketMap> {
     Ok(map)
 }
 
+/// What a program that is attached to a map forbids those who do not know it.
+#[derive(Clone, Copy)]
+pub(crate) enum Use {
+    Attach,
+    Insert,
+    Remove,
+}
+
+/// That no program is attached to a map, by whatever process. The kernel tells it since Linux 5.18, which is older than all that
+/// this library runs on.
+pub(crate) fn require_no_program(map: &SocketMap, to: Use) -> Result<()> {
+    let (what, why, remedy) = match to {
+        Use::Attach => (
+            "cannot attach a redirect to the map",
+            "it would be replaced under its owner's hands (sock_map_prog_update)",
+            "detach that one where it was attached, or create another map",
+        ),
+        Use::Insert => (
+            "cannot insert the socket into the map",
+            "it would take the socket's messages without a link",
+            "link the socket where the program was attached, or use another map",
+        ),
+        Use::Remove => (
+            "cannot remove the socket from the map",
+            "the kernel would drop what the socket receives at this moment (sk_psock_verdict_recv)",
+            "let its link leave where the program was attached, or close the socket",
+        ),
+    };
+    match program_on_map(map) {
+        Ok(None) => Ok(()),
+        Ok(Some(id)) => {
+            let reason = format!("{what}: program {id} is attached to it, and {why}");
+            Err(Error::new(ErrorKind::System, reason).with_remedy(remedy))
+        }
+        Err(errno) => {
+            let reason =
+                format!("{what}: the kernel does not tell whether a program is attached to it");
+            let error = Error::system(reason, errno);
+            Err(error.with_remedy("run it with CAP_NET_ADMIN"))
+        }
+    }
+}
+
 fn insert(map: &SocketMap, key: &[u8], socket: BorrowedFd<'_>) -> Result<()> {
+    require_no_program(map, Use::Insert)?;
     let kind = SocketKind::of(socket)?;
     map.insert(key, socket)
         .map_err(|errno| refusal(kind, errno))
@@ -284,6 +329,7 @@ pub(crate) fn refusal(kind: SocketKind, errno: Errno) -> Error {
 }
 
 fn remove(map: &SocketMap, key: &[u8]) -> Result<bool> {
+    require_no_program(map, Use::Remove)?;
     match map.remove(key) {
         Ok(()) => Ok(true),
         // An array answers EINVAL for an empty index (`__sock_map_delete`), a hash table ENOENT.

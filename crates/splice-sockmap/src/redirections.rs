@@ -3,8 +3,6 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_acceptconn;
@@ -17,15 +15,11 @@ use splice_bpf::SocketMapType;
 use crate::heartbeat::Heartbeat;
 use crate::key::{Cookie, FourTuple};
 use crate::lease::Lease;
-use crate::link::{LOOK_AGAIN, Link};
-use crate::loaded::{Loaded, OVERTAKEN, Place, Plan};
+use crate::link::{Link, Losses, withdraw};
+use crate::loaded::{Loaded, OVERTAKEN, Plan};
 use crate::orphans;
 use crate::redirect::Redirect;
 use crate::socket_kind::SocketKind;
-
-/// How long a target may take to take what a link that was undone has brought it. Most take it in microseconds; one whose
-/// reader does not read keeps its place longer.
-const WITHDRAWAL_MOST: Duration = Duration::from_secs(1);
 
 /// The program and the maps of one redirect.
 ///
@@ -268,29 +262,21 @@ pub(crate) fn add(
     if received {
         require_empty(source.0)?;
     }
+    let losses = Losses::begin(source.0, source.1)?;
     let place = loaded.add(own_key, source, target)?;
     // What came in before the source was a member waits in its queue. A look at it brings about its verdict on
     // TCP. Elsewhere it would stay there, in front of all that follows.
     if received && let Err(error) = require_empty(source.0) {
-        withdraw(loaded, place);
+        withdraw(&loaded, place);
         return Err(error);
     }
-    Ok(Link::new(loaded, place, (source.1, cookie), redirect))
-}
-
-/// Undoes a link that is a moment old. What has come in that moment may be on its way through the target.
-fn withdraw(loaded: Arc<Loaded>, place: Place) {
-    loaded.remove_source(place);
-    if loaded.has_moved(place) {
-        let deadline = Instant::now() + WITHDRAWAL_MOST;
-        while !loaded.is_drained(place) {
-            if Instant::now() >= deadline {
-                return orphans::add(loaded, place);
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
-    }
-    loaded.remove(place);
+    Ok(Link::new(
+        loaded,
+        place,
+        (source.1, cookie),
+        redirect,
+        losses,
+    ))
 }
 
 /// The kernel counts such bytes as read twice, at their verdict (`tcp_eat_skb`) and by their reader (`sk_msg_recvmsg`,
@@ -349,6 +335,8 @@ fn require_empty(source: BorrowedFd<'_>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::member::Pair;
 
@@ -371,7 +359,7 @@ mod tests {
             .despite_defects()
             .link(&source.member, &target.member)
             .expect("asked for");
-        let left = link.leave(&source.member, WITHDRAWAL_MOST);
+        let left = link.leave(&source.member, Duration::from_secs(30));
         left.expect("it leaves");
     }
 }

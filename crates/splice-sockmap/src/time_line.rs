@@ -1,6 +1,7 @@
 //! Since which kernel maps of sockets can do what, and what of it works here.
 
-use std::os::fd::AsFd as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use splice_base::error::Result;
@@ -40,10 +41,22 @@ pub fn time_line() -> Vec<Step> {
     vec![
         step("4.6", "KCM", kcm()),
         step("4.14", "SOCKMAP", inserted(MapType::Map, SocketKind::Tcp)),
+        step("4.14", "ingress to egress", to_egress(SocketKind::Tcp)),
+        // SK_MSG, and BPF_F_INGRESS for both types of programs.
         step(
             "4.17",
-            "SK_MSG",
+            "send to egress",
             cell(Redirect::SendToEgress, SocketKind::Tcp),
+        ),
+        step(
+            "4.17",
+            "send to local",
+            cell(Redirect::SendToLocal, SocketKind::Tcp),
+        ),
+        step(
+            "4.17",
+            "ingress to local",
+            cell(Redirect::IngressToLocal, SocketKind::Tcp),
         ),
         step("4.18", "SOCKHASH", inserted(MapType::Hash, SocketKind::Tcp)),
         step(
@@ -56,6 +69,7 @@ pub fn time_line() -> Vec<Step> {
             "UDP in maps",
             inserted(MapType::Hash, SocketKind::Udp),
         ),
+        step("5.7", "TCP listeners in maps", listener()),
         step("5.10", "iterators", untried("no program here uses them")),
         step("5.13", "UDP redirects", to_egress(SocketKind::Udp)),
         step("5.15", "UNIX streams", to_egress(SocketKind::UnixStream)),
@@ -64,7 +78,13 @@ pub fn time_line() -> Vec<Step> {
             "UNIX datagrams",
             to_egress(SocketKind::UnixDatagram),
         ),
-        step("6.4", "VSOCK", to_egress(SocketKind::VsockStream)),
+        step("5.18", "maps tell their program", told()),
+        step("6.4", "VSOCK streams", to_egress(SocketKind::VsockStream)),
+        step(
+            "6.4",
+            "VSOCK seqpackets",
+            to_egress(SocketKind::VsockSeqpacket),
+        ),
     ]
 }
 
@@ -92,20 +112,44 @@ fn kcm() -> Shown {
 
 /// Whether a map takes a socket of the kind.
 fn inserted(map_type: MapType, kind: SocketKind) -> Shown {
-    let pair = match Pair::of(kind) {
-        Ok(pair) => pair,
-        Err(why) => return untried(&why),
-    };
-    let member = pair.member.as_fd();
+    match Pair::of(kind) {
+        Ok(pair) => taken(map_type, pair.member.as_fd(), &format!("a {kind} socket")),
+        Err(why) => untried(&why),
+    }
+}
+
+fn listener() -> Shown {
+    match TcpListener::bind((Ipv4Addr::LOCALHOST, 0)) {
+        Ok(listener) => taken(MapType::Map, listener.as_fd(), "a listening TCP socket"),
+        Err(error) => untried(&error.to_string()),
+    }
+}
+
+fn taken(map_type: MapType, socket: BorrowedFd<'_>, what: &str) -> Shown {
     let inserted: Result<()> = match map_type {
-        MapType::Map => SockMap::create(1).and_then(|map| map.insert(0, member)),
-        MapType::Hash => SockHash::<u32>::create(1).and_then(|map| map.insert(0, member)),
+        MapType::Map => SockMap::create(1).and_then(|map| map.insert(0, socket)),
+        MapType::Hash => SockHash::<u32>::create(1).and_then(|map| map.insert(0, socket)),
     };
     match inserted {
-        Ok(()) => (
+        Ok(()) => (Some(true), format!("a {} takes {what}", map_type.name())),
+        Err(error) => refused(&error),
+    }
+}
+
+/// Whether the kernel tells which program is attached to a map.
+fn told() -> Shown {
+    let attached = SockMap::create(1).and_then(|map| map.attach(Redirect::IngressToEgress));
+    let told = attached.map(|attachment| attachment.is_told());
+    match told {
+        Ok(Ok(true)) => (
             Some(true),
-            format!("a {} takes a {kind} socket", map_type.name()),
+            "insert and remove refuse a map with a program (BPF_PROG_QUERY)".into(),
         ),
+        Ok(Ok(false)) => (
+            Some(false),
+            "insert and remove do not see a program that is attached to the map".into(),
+        ),
+        Ok(Err(errno)) => untried(&errno.to_string()),
         Err(error) => refused(&error),
     }
 }

@@ -29,6 +29,52 @@ fn trials_leave_no_descriptor_behind() {
     assert_eq!(open(), before);
 }
 
+/// Each redirect and each kind of socket has its own step, which is tried wherever there is such a socket.
+#[test]
+fn the_time_line_has_each_redirect_and_each_kind() {
+    let _alone = ALONE.lock();
+    if !available(Need::Bpf) {
+        return;
+    }
+    let line = time_line();
+    let step = |what: &str| {
+        let mut found = line.iter().filter(|step| step.what == what);
+        let step = found.next().unwrap_or_else(|| panic!("no {what}"));
+        assert!(found.next().is_none(), "{what} twice");
+        step
+    };
+    for redirect in Redirect::ALL {
+        assert_eq!(step(redirect.name()).works, Some(true), "{redirect}");
+    }
+    for what in [
+        "SOCKMAP",
+        "SOCKHASH",
+        "UDP in maps",
+        "TCP listeners in maps",
+        "UDP redirects",
+        "UNIX streams",
+        "UNIX datagrams",
+        "maps tell their program",
+    ] {
+        assert_eq!(
+            step(what).works,
+            Some(true),
+            "{what}: {}",
+            step(what).reason
+        );
+    }
+    for what in ["VSOCK streams", "VSOCK seqpackets"] {
+        let vsock = step(what);
+        let has_none = vsock.reason.contains("no loopback of VSOCK");
+        assert_eq!(vsock.works, (!has_none).then_some(true), "{vsock:?}");
+    }
+    let numbers = line.iter().map(|step| {
+        let (series, patch) = step.since.split_once('.').expect("a release");
+        [series, patch].map(|number| number.parse::<u32>().expect("a number"))
+    });
+    assert!(numbers.is_sorted(), "{line:?}");
+}
+
 #[test]
 fn the_fionread_defect_is_found_where_a_map_shows_it() {
     let _alone = ALONE.lock();

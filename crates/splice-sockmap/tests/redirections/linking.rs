@@ -27,7 +27,7 @@ pub(crate) fn ends<'a>(
     redirect: Redirect,
     source: &'a Pair,
     target: &'a Pair,
-) -> (&'a impl AsFd, &'a impl AsFd) {
+) -> (&'a OwnedFd, &'a OwnedFd) {
     let from = if redirect.is_of_sent() {
         &source.member
     } else {

@@ -7,11 +7,13 @@ mod closing;
 mod conversation;
 mod detaching;
 mod flow;
+mod guarding;
 mod handing_over;
 mod hostile;
 mod lease;
 mod leaving;
 mod linking;
+mod losing;
 mod maps;
 mod passing;
 #[path = "../../../splice/tests/support/payload.rs"]
