@@ -164,6 +164,8 @@ int segment_ingress(struct __sk_buff *skb)
 		skb->mark = 0;
 	/* A copy is for a socket that has taken its connection up since. */
 	if (state == SEGMENT_HELD || (mark && !skb->mark && state == SEGMENT_RETURNED)) {
+		if (mark == skb->mark)
+			hold_back(skb, &s, flow, &at);
 		count(SEGMENT_HELD_BACK);
 		return DROP;
 	}

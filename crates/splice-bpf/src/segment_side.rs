@@ -217,6 +217,7 @@ impl SegmentChangeOverSide {
             &self.room_end,
             &self.seen_device,
             &self.seen_hops,
+            &self.held_end,
         ] {
             word.store(0, Relaxed);
         }

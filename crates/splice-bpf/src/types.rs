@@ -732,7 +732,7 @@ pub struct SegmentChangeOverSide {
     pub room_end: AtomicU32,
     pub seen_device: AtomicU32,
     pub seen_hops: AtomicU32,
-    pub _reserved: AtomicU32,
+    pub held_end: AtomicU32,
 }
 
 const _: () = assert!(size_of::<SegmentChangeOverSide>() == 32);

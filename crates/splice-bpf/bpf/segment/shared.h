@@ -72,7 +72,8 @@ enum segment_state {
 	SEGMENT_TIME_WAIT,		/* over; late segments and retransmissions are still translated */
 	SEGMENT_CLAIMED,	/* a SYN has just got the slot, and fills it in */
 	SEGMENT_OPENING,	/* a SYN was translated; the client has not acknowledged an answer */
-	SEGMENT_HELD,		/* nothing passes: the sockets are about to take their connections up again */
+	SEGMENT_HELD,		/* nothing passes: the sockets are about to take their connections up again. A reset ends
+				   the pair all the same */
 	SEGMENT_RETURNED,	/* all goes by the sockets, which are not told of more than they have sent */
 };
 
@@ -246,7 +247,7 @@ struct segment_change_over_side {
 	__u32 room_end;		/* end of the window that it announces now: want of memory may take it back */
 	__u32 seen_device;
 	__u32 seen_hops;	/* TTL of the last segment that was noted */
-	__u32 reserved;
+	__u32 held_end;		/* end of what this peer has sent in HELD, without a gap; 0: nothing */
 };
 
 /* The change-over of the flow with the same index; a flow that is spliced does not touch it. */

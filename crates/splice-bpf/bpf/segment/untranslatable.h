@@ -29,6 +29,56 @@ struct first_words {
 	__be16 window;
 };
 
+/* Has user space look at a pair. */
+static __always_inline void call_owner(__u32 slot)
+{
+	bpf_ringbuf_output(&segment_calls, &slot, sizeof(slot), BPF_RB_FORCE_WAKEUP);
+}
+
+/*
+ * A reset is not sent again, so it counts also where it does not go on: user space resets the other peer.
+ * @s: a reset whose checksum is right. @socket: of the side that it comes from.
+ */
+static __always_inline void keep_reset(const struct segment *s, struct segment_side *side,
+				       const struct segment_change_over_side *socket, __u32 slot)
+{
+	__u32 held = READ_ONCE(socket->held_end), high = high_seq(side);
+
+	/* Its sender may have sent more, which was held back. */
+	if (s->seq != high && !(held && after(held, high) && s->seq == held))
+		return;
+	if (!(add_marks(side, SEGMENT_RST) & SEGMENT_RST))
+		call_owner(slot);
+}
+
+/* A segment of a pair that goes back at this moment: it is as if it got lost. Nothing of note is returned. */
+__noinline int hold_back(struct __sk_buff *skb, struct segment *s, struct segment_flow *flow, struct segment_place *place)
+{
+	struct segment_change_over *change_over;
+	struct segment_change_over_side *socket;
+	struct segment_side *side;
+	__u32 held, high;
+
+	if (!s || !flow || !place)
+		return 0;
+	change_over = change_over_of(place->flow);
+	if (!change_over || !is_verified(skb, s))
+		return 0;
+	side = &flow->side[place->side & 1];
+	socket = &change_over->side[place->side & 1];
+	if (s->flags & RST) {
+		keep_reset(s, side, socket, place->flow);
+		return 0;
+	}
+	held = READ_ONCE(socket->held_end);
+	high = high_seq(side);
+	if (!held || !after(held, high))
+		held = high;
+	if (!after(s->seq, held) && after(end_of(s), held))
+		WRITE_ONCE(socket->held_end, end_of(s));
+	return 0;
+}
+
 /*
  * Gives a pair back to its sockets, unless it is over. In OVERLAP these hold bytes of their own, and user space decides
  * when.
@@ -43,7 +93,7 @@ static __always_inline void hold(struct segment_flow *flow, __u32 slot, struct s
 	else if (state != SEGMENT_OVERLAP || (former & why))
 		return;
 	if (state == SEGMENT_SPLICED || state == SEGMENT_OVERLAP)
-		bpf_ringbuf_output(&segment_calls, &slot, sizeof(slot), BPF_RB_FORCE_WAKEUP);
+		call_owner(slot);
 }
 
 /*
@@ -87,6 +137,7 @@ __noinline int judge_untranslatable(struct __sk_buff *skb, struct segment *s)
 	struct headers h = {};
 	struct segment_place at = {};
 	struct segment_flow *flow;
+	struct segment_change_over *change_over;
 	struct segment_side *side, *other;
 	struct first_words tcp;
 	__u32 state, least = sizeof(struct tcphdr), header;
@@ -141,6 +192,8 @@ __noinline int judge_untranslatable(struct __sk_buff *skb, struct segment *s)
 		return UNTRANSLATABLE_UP;
 	}
 	hold(flow, at.flow, side, h.is_fragment ? SEGMENT_FRAGMENTED : SEGMENT_OPTIONED);
+	if ((s->flags & RST) && !h.is_fragment && (change_over = change_over_of(at.flow)))
+		keep_reset(s, side, &change_over->side[at.side & 1], at.flow);
 	return state == SEGMENT_SPLICED ? UNTRANSLATABLE_HELD : UNTRANSLATABLE_UP;
 }
 

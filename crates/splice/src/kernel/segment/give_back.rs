@@ -29,7 +29,9 @@ use super::leftover::{self, Leftover, Way};
 use super::sockets::{self, addresses_of, wake};
 use super::standing::is_gone;
 use crate::endpoint::Endpoint;
-use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
+use crate::kernel::{
+    Aftermath, KernelCounters as _, KernelEngine as _, Next, PairView, Returned, Turn,
+};
 use crate::outcome::{Reason, Side};
 use splice_base::repair::{self, Refusal, Repair, RepairQueue};
 use splice_base::shortage::{is_of_descriptors, is_shortage};
@@ -68,6 +70,10 @@ impl Segment {
         pair: &mut PairView<'_>,
         streams: [Stream; 2],
     ) -> Turn {
+        // Of one that is spliced `end` tells.
+        if let Some(side) = self.reset_by() {
+            return fails(flow, pair.ends, Reason::Reset(side));
+        }
         let strays = [0, 1].map(|side| flow.strays_to(side));
         for device in strays.into_iter().flatten() {
             // Where it cannot be attached, a socket waits until the other peer has sent again what went past it.
@@ -97,7 +103,7 @@ impl Segment {
                     return Turn::Holds(Next::ASLEEP.until(pair.now + REFUSED_PAUSE));
                 }
                 Err(Refusal::Now(errno) | Refusal::Always(errno)) => {
-                    return fails(flow, pair.ends, side, errno);
+                    return fails(flow, pair.ends, Reason::of_errno(side, errno));
                 }
             }
         }
@@ -130,12 +136,12 @@ impl Segment {
         });
         let leftover = match leftover::of(flow, pair.ends, &found, ways, has_ended) {
             Ok(leftover) => leftover,
-            Err((side, errno)) => return fails(flow, pair.ends, side, errno),
+            Err((side, errno)) => return fails(flow, pair.ends, Reason::of_errno(side, errno)),
         };
         for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
             let end = pair.ends[side.index()];
             if let Err(errno) = take_up(end, flow, &found, side, leftover) {
-                return fails(flow, pair.ends, side, errno);
+                return fails(flow, pair.ends, Reason::of_errno(side, errno));
             }
         }
         let moved_bytes = self.counters.moved_bytes();
@@ -145,11 +151,15 @@ impl Segment {
         let why = format!("segment: {why}");
         self.let_pass(flow);
         flow.return_to_sockets(leftover.each_ref().map(Leftover::sent_to));
+        // One that comes from here on goes to its socket.
+        if let Some(side) = self.reset_by() {
+            return Turn::Ends(Reason::Reset(side));
+        }
         for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
             let end = pair.ends[side.index()];
             sockets::go_on(end);
             if let Err(errno) = repair::write_all(end, RepairQueue::None, &leftover.unsent) {
-                return fails(flow, pair.ends, side, errno);
+                return fails(flow, pair.ends, Reason::of_errno(side, errno));
             }
             if leftover.has_end {
                 // It cannot fail.
@@ -296,10 +306,10 @@ fn is_no_way(errno: Errno) -> bool {
 
 /// Ends a pair that cannot go back. A socket that still has its connection resets it when it is closed, with the number
 /// that the program gives it. `closed` resets those that have none.
-fn fails(flow: &Flow, ends: [&Endpoint; 2], side: Side, errno: Errno) -> Turn {
+fn fails(flow: &Flow, ends: [&Endpoint; 2], reason: Reason) -> Turn {
     ends.into_iter().for_each(wake);
     flow.overlap_again();
-    Turn::Ends(Reason::of_errno(side, errno))
+    Turn::Ends(reason)
 }
 
 fn addresses(end: &Endpoint) -> Result<[SocketAddr; 2], Errno> {

@@ -258,7 +258,8 @@ impl KernelEngine for Segment {
         flow.silence();
         // After a doubtful reset its receiver may still be there.
         let is_sure = flow.doubtful_reset().is_none();
-        let is_over = self.end() == Some(reason) && is_sure;
+        // What came while it went back has not been passed on.
+        let is_over = self.end() == Some(reason) && is_sure && !flow.goes_back();
         if !is_over {
             flow.stop();
             if self.has_taken() && reason.is_truncation() {

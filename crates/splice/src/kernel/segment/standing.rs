@@ -56,6 +56,14 @@ impl Flow {
         self.entry().state.load(Acquire) == state::HELD
     }
 
+    /// Nothing of it goes past its sockets, now or any more.
+    pub(super) fn goes_back(&self) -> bool {
+        matches!(
+            self.entry().state.load(Acquire),
+            state::HELD | state::RETURNED
+        )
+    }
+
     /// Whose segments the program cannot translate, and why.
     pub(super) fn untranslatable(&self) -> Option<(Side, &'static str)> {
         let why = |side: Side| match self.marks(side.index()) {

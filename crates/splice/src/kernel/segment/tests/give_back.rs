@@ -325,7 +325,8 @@ fn forged_ones_change_nothing() {
     }
 }
 
-/// What its receiver does not take but answers, or what ends the connection, sends a pair back as well.
+/// What its receiver does not take but answers sends a pair back as well, and so does the fragment of a reset, whose
+/// checksum nobody knows.
 #[test]
 fn a_pair_goes_back_for_what_is_answered() {
     if !available(Need::Root) {
@@ -341,7 +342,9 @@ fn a_pair_goes_back_for_what_is_answered() {
     let changes: [fn(&mut Frame); 3] = [reset, keep_alive, known];
     for is_v4 in [true, false] {
         for form in Form::ALL {
-            for change in changes {
+            // A whole one ends the pair (`reset_while_held`).
+            let answered = usize::from(!matches!(form, Form::Fragment));
+            for change in &changes[answered..] {
                 let joined = scene.splice(is_v4);
                 let (client, server, _) = &joined;
                 ping(client, server);

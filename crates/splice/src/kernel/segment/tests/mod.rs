@@ -40,6 +40,7 @@ mod pair_ends;
 mod random;
 mod refused_pairs;
 mod reset_after_return;
+mod reset_while_held;
 mod room;
 mod same_host;
 mod segment_size;

@@ -23,6 +23,7 @@ fn what_a_change_over_knew_is_not_needed_any_more() {
             &side.room_end,
             &side.seen_device,
             &side.seen_hops,
+            &side.held_end,
         ] {
             word.store(NONSENSE, Relaxed);
         }
