@@ -27,8 +27,11 @@ static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
 	__u64 wait = since_ns && now > since_ns ? (now - since_ns) * RETRANSMISSION_GROWTH : 0;
 
 	wait = wait < TIME_WAIT_NS ? TIME_WAIT_NS : wait;
+	wait = now + (wait < most ? wait : most);
 	flow->last_ns = now;
-	flow->deadline_ns = now + (wait < most ? wait : most);
+	/* The answer to a late retransmission comes at once, and says nothing of when the next one does. */
+	if (!since_ns || wait > flow->deadline_ns)
+		flow->deadline_ns = wait;
 }
 
 /* A flow is over, unless user space has ended it already. */

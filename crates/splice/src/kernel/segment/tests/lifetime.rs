@@ -348,3 +348,45 @@ fn connection_tracking_forgets_spliced_connections() {
     assert_eq!(handle.wait().reason, Reason::EndOfStream);
     assert_eq!(tracked(), 0);
 }
+
+/// Who ends its stream last gets no acknowledgement of that for seconds, and repeats it: in the end it is answered, and not reset.
+#[test]
+fn a_last_end_of_stream_is_answered_for_long() {
+    if !available(Need::Root) || !available(Need::Nft) {
+        return;
+    }
+    /// After the fourth the next one comes 3.2 s later.
+    const REPEATED: u64 = 4;
+    let (lab, splicer, _first) = spliced_lab();
+    let net = lab.client();
+    let timeouts = || net.tcp_counter("TCPTimeouts").expect("counted");
+    for is_v4 in [true, false] {
+        let connected = match is_v4 {
+            true => Connected::across(&lab),
+            false => Connected::across_v6(&lab),
+        };
+        let (mut client, mut server, handle) = spliced(&lab, &splicer, connected);
+        wait_for_sleep(&lab);
+        ping(&client, &server);
+        server.shutdown(Shutdown::Write).expect("shutdown");
+        assert_eq!(client.read(&mut [0; 8]).expect("the end"), 0);
+        run(net, "nft", "add table inet t");
+        let chain = "add chain inet t c { type filter hook input priority 0 ; }";
+        run(net, "nft", chain);
+        run(net, "nft", "add rule inet t c meta l4proto tcp drop");
+        let before = timeouts();
+        client.shutdown(Shutdown::Write).expect("shutdown");
+        assert_eq!(server.read(&mut [0; 8]).expect("the end"), 0);
+        assert_eq!(ended(&handle).reason, Reason::EndOfStream);
+        netlab::until("it has been repeated", || timeouts() - before >= REPEATED);
+        run(net, "nft", "delete table inet t");
+        netlab::until("its socket is done", || client.peer_addr().is_err());
+        assert_eq!(
+            client
+                .take_error()
+                .expect("asked")
+                .map(|error| error.kind()),
+            None
+        );
+    }
+}
