@@ -108,7 +108,8 @@ impl Link {
     /// - found the source's own queue full.
     ///
     /// The kernel does not count what waits for a target when that is closed, the message whose sending fails
-    /// (`sk_psock_backlog`), and what its peer or the network drops.
+    /// (`sk_psock_backlog`), and what its peer or the network drops. If a thread is interrupted while it sends a datagram to a
+    /// source that leaves, that may be dropped later, and is missing here.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the socket is not the link's source.
