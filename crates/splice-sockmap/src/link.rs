@@ -152,7 +152,8 @@ impl Link {
     /// Takes the source and the target out of the maps without losing a byte. Both are plain sockets again. Takes the
     /// source, since a link holds no socket of its own. After an error the link is as it was.
     ///
-    /// It waits until the kernel has handed over all that was redirected, at most for `patience`.
+    /// It waits until the kernel has handed over all that was redirected, at most for `patience`. What arrives at this moment
+    /// takes a grace period of the kernel more, some ten milliseconds.
     ///
     /// A TCP source may be in full flow: a socket filter holds it still, and its peer retransmits what comes
     /// meanwhile. Other streams have no such filter, so their peer must have ended the stream. A datagram that comes
