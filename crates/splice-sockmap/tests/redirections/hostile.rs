@@ -129,8 +129,8 @@ fn what_is_pinned_and_no_map_of_this_type_is_refused_with_a_sentence() {
 
     let names = fs::read_dir(pins.path()).expect("a directory").flatten();
     let mut paths: Vec<_> = names.map(|entry| entry.path()).collect();
-    // With the two that the kernel makes there.
-    assert_eq!(paths.len(), 10, "{paths:?}");
+    // Some kernels make two more (CONFIG_BPF_PRELOAD).
+    assert!([8, 10].contains(&paths.len()), "{paths:?}");
     paths.extend([file, scratch.path().into(), "".into(), "/".into()]);
     for path in &paths {
         let refused = [
