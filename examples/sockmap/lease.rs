@@ -11,7 +11,7 @@ use std::{env, io};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use splice_sockmap::{Lease, MapType, Redirect, Redirections, handover};
 
-const STALE: Duration = Duration::from_millis(500);
+const STALE: Duration = Duration::from_secs(2);
 
 /// Links what it is asked to, until it is killed.
 fn own(directory: &str) -> Result<(), Box<dyn Error>> {
@@ -19,7 +19,7 @@ fn own(directory: &str) -> Result<(), Box<dyn Error>> {
     let sidecar = Redirections::leased(&lease, Redirect::SendToEgress, MapType::Hash, 64)?;
     thread::spawn(move || {
         while lease.beat() {
-            thread::sleep(STALE / 25);
+            thread::sleep(STALE / 100);
         }
     });
     while let Some(request) = handover::next(stdin())? {

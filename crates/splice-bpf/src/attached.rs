@@ -153,31 +153,30 @@ pub fn packet_filter_of(group: BorrowedFd<'_>) -> Result<Option<String>, Errno> 
     Ok(None)
 }
 
-/// The id of a program that is attached to a map of sockets. Its members may have others: each keeps the one that was
-/// attached when it came (`sock_map_link`). `None` before Linux 5.18, where the kernel does not tell
+/// The ids of the programs that are attached to a map of sockets. Its members may have others: each keeps those that were
+/// attached when it came (`sock_map_link`). None before Linux 5.18, where the kernel does not tell
 /// (`sock_map_bpf_prog_query`).
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN.
-pub fn program_on_map(map: impl AsFd) -> Result<Option<u32>, Errno> {
+pub fn programs_on_map(map: impl AsFd) -> Result<Vec<u32>, Errno> {
+    let mut all = Vec::new();
     for place in [
         libbpf_sys::BPF_SK_SKB_VERDICT,
         libbpf_sys::BPF_SK_MSG_VERDICT,
         libbpf_sys::BPF_SK_SKB_STREAM_VERDICT,
         libbpf_sys::BPF_SK_SKB_STREAM_PARSER,
     ] {
-        let ids = match query(map.as_fd().as_raw_fd(), place, 0) {
+        match query(map.as_fd().as_raw_fd(), place, 0) {
+            Ok(ids) => all.extend(ids),
             // An older kernel, or one without parsers (CONFIG_BPF_STREAM_PARSER).
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => continue,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
             // The other place for verdicts has one (`sock_map_prog_lookup`), and is asked as well.
-            Err(Errno::BUSY) => continue,
-            ids => ids?,
-        };
-        if let Some(id) = ids.into_iter().next() {
-            return Ok(Some(id));
+            Err(Errno::BUSY) => {}
+            Err(errno) => return Err(errno),
         }
     }
-    Ok(None)
+    Ok(all)
 }
 
 /// Opens a control group by the number of its directory.

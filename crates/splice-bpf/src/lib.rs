@@ -44,7 +44,7 @@ pub use attach::detach_link;
 pub use attach::{AttachMode, DeviceLink, Traffic, is_own_filter};
 pub use attached::{
     Beside, Claimed, ForeignPrograms, open_control_group, packet_filter_of, program_on_device,
-    program_on_map, programs_beside,
+    programs_beside, programs_on_map,
 };
 pub use grace_period::{wait_for_programs, wait_for_softirqs};
 #[cfg(feature = "test")]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::release::Release;
-use splice_bpf::{SocketMapType, program_on_map};
+use splice_bpf::{SocketMapType, programs_on_map};
 
 use crate::heartbeat::Heartbeat;
 use crate::key::{Cookie, Key, sealed::Bytes as _};
@@ -134,7 +134,7 @@ impl<M: Container> Attachment<M> {
     ///
     /// # Errors
     /// Those of [`Redirections::link`](crate::Redirections::link), and
-    /// - [`ErrorKind::System`] if the key has a socket already,
+    /// - [`ErrorKind::System`] if the key has a socket already, or another process has replaced the program of the map,
     /// - [`ErrorKind::UnsupportedSocket`] for what a UNIX socket receives, unless the map has room for one socket only:
     ///   such a message does not tell who has received it.
     pub fn link(&self, key: M::Key, source: impl AsFd, target: impl AsFd) -> Result<Link> {
@@ -148,6 +148,7 @@ impl<M: Container> Attachment<M> {
                  with room for one socket, or use Redirections",
             ));
         }
+        self.require_own_program()?;
         if self.loaded.is_full() {
             orphans::clear_of(&self.loaded);
         }
@@ -243,9 +244,32 @@ impl<M: Container> Attachment<M> {
         Ok(())
     }
 
+    /// That a source would get the program of this redirect. The kernel lets every process with the map replace it
+    /// (`sock_map_prog_update`).
+    fn require_own_program(&self) -> Result<()> {
+        let (Some(own), Ok(programs)) = (
+            self.loaded.program_id(),
+            programs_on_map(self.map.sockets()),
+        ) else {
+            // It has no right to ask.
+            return Ok(());
+        };
+        let other = programs.iter().find(|program| **program != own);
+        let what = match other {
+            Some(other) => format!("has the program {other}"),
+            None if programs.is_empty() => "has no program any more".into(),
+            None => return Ok(()),
+        };
+        Err(Error::new(
+            ErrorKind::System,
+            format!("cannot link a source: the map {what}, since another process has changed that"),
+        )
+        .with_remedy("attach the redirect to a map that no other process attaches programs to"))
+    }
+
     /// Whether the kernel tells that the map has a program.
     pub(crate) fn is_told(&self) -> std::result::Result<bool, Errno> {
-        program_on_map(self.map.sockets()).map(|id| id.is_some())
+        programs_on_map(self.map.sockets()).map(|programs| !programs.is_empty())
     }
 
     /// How many messages of members that have no link were left to their readers.

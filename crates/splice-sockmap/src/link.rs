@@ -108,7 +108,8 @@ impl Link {
     /// - found the source's own queue full.
     ///
     /// The kernel does not count what waits for a target when that is closed, the message whose sending fails
-    /// (`sk_psock_backlog`), and what its peer or the network drops.
+    /// (`sk_psock_backlog`), and what its peer or the network drops. If a thread is interrupted while it sends a datagram to a
+    /// source that leaves, that may be dropped later, and is missing here.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the socket is not the link's source.
@@ -151,7 +152,8 @@ impl Link {
     /// Takes the source and the target out of the maps without losing a byte. Both are plain sockets again. Takes the
     /// source, since a link holds no socket of its own. After an error the link is as it was.
     ///
-    /// It waits until the kernel has handed over all that was redirected, at most for `patience`.
+    /// It waits until the kernel has handed over all that was redirected, at most for `patience`. What arrives at this moment
+    /// takes a grace period of the kernel more, some ten milliseconds.
     ///
     /// A TCP source may be in full flow: a socket filter holds it still, and its peer retransmits what comes
     /// meanwhile. Other streams have no such filter, so their peer must have ended the stream. A datagram that comes

@@ -444,6 +444,11 @@ impl Loaded {
         own.map(|own| own.key)
     }
 
+    /// The kernel's id of the program that redirects.
+    pub(crate) fn program_id(&self) -> Option<u32> {
+        self.program.as_ref()?.id().ok()
+    }
+
     /// Takes the program from a map without sources, and the pins with it.
     pub(crate) fn detach(&self, sources: &SocketMap) -> Result<()> {
         if let Some(program) = &self.program {

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
-use splice_bpf::{SocketMap, SocketMapType, program_on_map};
+use splice_bpf::{SocketMap, SocketMapType, programs_on_map};
 
 use crate::key::{Cookie, Key, sealed::Bytes as _};
 use crate::socket_kind::SocketKind;
@@ -274,9 +274,11 @@ pub(crate) fn require_no_program(map: &SocketMap, to: Use) -> Result<()> {
             "let its link leave where the program was attached, or close the socket",
         ),
     };
-    match program_on_map(map) {
-        Ok(None) => Ok(()),
-        Ok(Some(id)) => {
+    match programs_on_map(map) {
+        Ok(programs) => {
+            let Some(id) = programs.first() else {
+                return Ok(());
+            };
             let reason = format!("{what}: program {id} is attached to it, and {why}");
             Err(Error::new(ErrorKind::System, reason).with_remedy(remedy))
         }

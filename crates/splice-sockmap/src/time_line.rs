@@ -159,15 +159,9 @@ fn cell(redirect: Redirect, kind: SocketKind) -> Shown {
     let loaded = Redirections::raw(redirect, MapType::Hash, 1);
     let tried = loaded.and_then(|redirections| try_cell(&redirections, kind, kind));
     match tried {
-        Ok(Cell::Yes) => (
-            Some(true),
-            format!("{redirect}, {kind} to {kind}: a message arrives"),
-        ),
+        Ok(Cell::Yes) => (Some(true), format!("{kind} to {kind}: a message arrives")),
         Ok(Cell::Untried(why)) => untried(&why),
-        Ok(other) => (
-            Some(false),
-            format!("{redirect}, {kind} to {kind}: {other}"),
-        ),
+        Ok(other) => (Some(false), format!("{kind} to {kind}: {other}")),
         Err(error) => refused(&error),
     }
 }

@@ -45,9 +45,21 @@ fn link(redirections: &Redirections, source: &Pair, target: &Pair) -> Result<(),
 }
 
 fn everything(directory: &std::path::Path, source: &Pair, target: &Pair) -> Result<(), Error> {
-    let map = SockMap::create(1)?;
-    map.insert(0, &target.member)?;
-    drop(map);
+    let mut map = SockMap::create(1)?;
+    let pin = directory.with_file_name("map");
+    map.pin(&pin)?;
+    let opened = SockMap::open_pinned(&pin);
+    fs::remove_file(&pin).expect("removed");
+    let opened = opened?;
+    opened.insert(0, &target.member)?;
+    assert!(opened.remove(0)?);
+    let attachment = map.attach(Redirect::IngressToEgress)?;
+    let mut linked = attachment.link(0, &source.member, &target.member)?;
+    opened.remove(0).expect_err("a program is attached");
+    let detached = attachment.detach([(&mut linked, &source.member)], PATIENCE);
+    let map = detached.map_err(|failed| failed.1)?;
+    assert!(map.remove(0)?);
+    drop((map, opened, linked));
     let redirections = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 4)?;
     link(&redirections, source, target)?;
     drop(redirections);
@@ -73,7 +85,7 @@ fn whatever_step_has_no_descriptor_fails_with_a_sentence_and_leaves_none() {
     everything(&directory, &source, &target).expect("there are enough");
     let before = open();
     let (mut refused, mut done) = (0, 0);
-    for limit in (before as u64..MOST).step_by(3) {
+    for limit in (before as u64..MOST).step_by(4) {
         match limited(limit, || everything(&directory, &source, &target)) {
             Ok(()) => done += 1,
             Err(error) => {

@@ -3,11 +3,12 @@
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
-use libbpf_rs::{ObjectBuilder, ProgramAttachType};
 use netlab::{Need, available};
-use splice_bpf::objects;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use splice_bpf::{Object, objects};
 use splice_sockmap::{
     Attachment, Cookie, Error, ErrorKind, MapType, Redirect, Result, SockHash, SockMap, SocketKind,
 };
@@ -165,33 +166,24 @@ fn keeps_its_sources<M: Pinned>(redirect: Redirect) {
     assert!(is_empty(to) && is_empty(&source.member));
 }
 
-/// Attaches a program for received messages in one of its places. Nothing else is left of who has done it.
-fn leave_received(map: &SockMap, attached_as: &ProgramAttachType) -> u32 {
-    let mut opened = ObjectBuilder::default()
-        .open_memory(objects::REDIRECT)
-        .expect("an object");
-    let mut programs = opened.progs_mut();
-    let mut program = programs.next().expect("its program");
-    program.set_attach_type(attached_as.clone());
-    drop((program, programs));
-    let loaded = opened.load().expect("loaded");
-    let program = loaded.progs_mut().next().expect("its program");
-    program
-        .attach_sockmap(map.as_fd().as_raw_fd())
-        .expect("attached");
-    id_of(program.as_fd())
+/// Attaches a program, and leaves nothing else of who has done it.
+fn leave(loaded: Result<Object>, program: &'static str, map: &SockMap) -> u32 {
+    let loaded = loaded.expect("loaded");
+    loaded.attach_to_map(program, map).expect("attached");
+    id_of(loaded.program(program).expect("it has it"))
 }
 
-/// The same for sent messages, which have one place.
-fn leave_sent(map: &SockMap) -> u32 {
-    let loaded = splice_bpf::load("redirections", objects::REDIRECTIONS, |opened| {
+fn redirections() -> Result<Object> {
+    splice_bpf::load("redirections", objects::REDIRECTIONS, |opened| {
         opened.retype("sources", MapType::Map)?;
         opened.retype("targets", MapType::Map)
-    });
-    let loaded = loaded.expect("loaded");
-    let attached = loaded.attach_to_map("redirect_sent", map);
-    attached.expect("attached");
-    id_of(loaded.program("redirect_sent").expect("it has it"))
+    })
+}
+
+fn mesh() -> Result<Object> {
+    splice_bpf::load("mesh", objects::MESH, |opened| {
+        opened.resize("mesh_records", rustix::param::page_size() as u32)
+    })
 }
 
 fn id_of(program: impl AsFd) -> u32 {
@@ -209,17 +201,73 @@ fn the_program_of_an_owner_that_is_gone_keeps_its_map_in_each_place() {
         return;
     }
     let pins = Pins::new();
-    let is_kept = |name: &str, leave: &dyn Fn(&SockMap) -> u32| {
-        let path = pins.path(name);
-        let id = leave(&SockMap::new(&path));
-        assert_eq!(is_left_alone::<SockMap>(&path, 0), id, "{name}");
-    };
-    is_kept("sent", &leave_sent);
-    for (name, place) in [
-        ("verdict", ProgramAttachType::SkSkbVerdict),
-        ("stream verdict", ProgramAttachType::SkSkbStreamVerdict),
-        ("parser", ProgramAttachType::SkSkbStreamParser),
-    ] {
-        is_kept(name, &|map| leave_received(map, &place));
+    let places = [
+        ("redirect_sent", redirections as fn() -> _),
+        ("redirect_received", redirections),
+        ("mesh_parser", mesh),
+        ("mesh_verdict", mesh),
+    ];
+    for (program, load) in places {
+        let path = pins.path(program);
+        let id = leave(load(), program, &SockMap::new(&path));
+        assert_eq!(is_left_alone::<SockMap>(&path, 0), id, "{program}");
     }
+}
+
+/// The kernel lets everybody replace the program who has the map. The sources that are linked keep theirs.
+#[test]
+fn a_source_is_not_linked_under_the_program_of_another() {
+    if !available(Need::Root) {
+        return;
+    }
+    let pins = Pins::new();
+    for program in ["redirect_received", "redirect_sent"] {
+        let path = pins.path(program);
+        let attachment = SockMap::new(&path).redirect(Redirect::IngressToEgress);
+        let attachment = attachment.expect("attached");
+        let [first, second, target] = [(); 3].map(|()| Pair::of(SocketKind::Tcp));
+        let mut link = attachment
+            .link(0, &first.member, &target.member)
+            .expect("linked");
+        let id = leave(redirections(), program, &SockMap::open(&path));
+        let refused = attachment.link(1, &second.member, &target.member);
+        let said = refused.expect_err("it has another program").to_string();
+        let begin = format!("cannot link a source: the map has the program {id}, ");
+        assert!(said.starts_with(&begin), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        put(&first.peer, b"redirected");
+        assert_eq!(take(&target.peer), b"redirected");
+        put(&second.peer, b"plain");
+        assert_eq!(take(&second.member), b"plain");
+        link.leave(&first.member, PATIENCE).expect("it leaves");
+    }
+}
+
+/// Whoever may use bpf(2) and may not ask for programs cannot know what a removal would lose.
+#[test]
+fn without_the_right_to_ask_a_map_stays_as_it_is() {
+    if !available(Need::Root) {
+        return;
+    }
+    let map = SockMap::create(2).expect("a map");
+    let pair = Pair::of(SocketKind::Tcp);
+    map.insert(0, &pair.member).expect("inserted");
+    // Capabilities are those of a thread, which ends with this.
+    let said = thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let mut kept = capabilities(None).expect("known");
+            kept.effective = CapabilitySet::BPF | CapabilitySet::PERFMON;
+            set_capabilities(None, kept).expect("dropped");
+            [map.remove(0).map(drop), map.insert(1, &pair.member)]
+                .map(|refused| refused.expect_err("it cannot ask").to_string())
+        });
+        asked.join().expect("it has ended")
+    });
+    for said in said {
+        assert!(said.contains("does not tell whether a program"), "{said}");
+        assert!(said.ends_with("run it with CAP_NET_ADMIN"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    assert_eq!(map.iter().count(), 1);
+    assert!(map.remove(0).expect("removed"));
 }

@@ -2,15 +2,18 @@
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
 use std::time::Duration;
 
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, libbpf_sys};
 use netlab::{BpfFileSystem, Need, Scratch, available, until};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, mount_remount};
 use rustix::net::{AddressFamily, Shutdown, SocketType, shutdown, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use splice_bpf::objects;
 use splice_sockmap::{
     Cookie, ErrorKind, Lease, MapType, Redirect, Redirections, SockHash, SockMap, SocketKind,
 };
@@ -71,6 +74,86 @@ fn maps_of_odd_sizes_work_or_are_refused_with_a_sentence() {
             "{index}: {said}"
         );
         assert_eq!(said.lines().count(), 1, "{index}: {said}");
+    }
+}
+
+/// A map of sockets as other programs make them, whose values are descriptors on the way in only.
+fn pinned_by_others(of: MapType, key_bytes: u32, path: &Path) -> MapHandle {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let of = match of {
+        MapType::Map => libbpf_rs::MapType::Sockmap,
+        MapType::Hash => libbpf_rs::MapType::Sockhash,
+    };
+    let made = MapHandle::create(of, Some("others"), key_bytes, 4, 4, &options);
+    let mut map = made.expect("a map");
+    map.pin(path).expect("pinned");
+    map
+}
+
+/// Under the name of a pin there may be anything. Whatever it is, it stays as it is.
+#[test]
+fn what_is_pinned_and_no_map_of_this_type_is_refused_with_a_sentence() {
+    if !available(Need::Root) {
+        return;
+    }
+    let pins = BpfFileSystem::new("forged").expect("a BPF file system");
+    let scratch = Scratch::new("forged").expect("a directory");
+    let at = |name: &str| pins.path().join(name);
+    let others = [
+        pinned_by_others(MapType::Map, 4, &at("map of others")),
+        pinned_by_others(MapType::Hash, 4, &at("hash of others")),
+        pinned_by_others(MapType::Hash, 3, &at("short keys of others")),
+    ];
+    let member = Pair::of(SocketKind::Tcp);
+    let descriptor = member.member.as_raw_fd().to_ne_bytes();
+    for map in &others[..2] {
+        let inserted = map.update(&0u32.to_ne_bytes(), &descriptor, MapFlags::ANY);
+        inserted.expect("inserted");
+    }
+    let mut object = splice_bpf::load("redirections", objects::REDIRECTIONS, |opened| {
+        opened.retype("sources", MapType::Map)?;
+        opened.retype("targets", MapType::Map)
+    })
+    .expect("loaded");
+    object.pin_program("look", &at("program")).expect("pinned");
+    object.pin_map("unknown", &at("array")).expect("pinned");
+    let mut long = SockHash::<u64>::create(1).expect("a map");
+    long.pin(at("long keys")).expect("pinned");
+    fs::create_dir(at("directory")).expect("made");
+    std::os::unix::fs::symlink("nowhere", at("link to nothing")).expect("made");
+    let file = scratch.path().join("file");
+    fs::write(&file, "no pin").expect("written");
+
+    let names = fs::read_dir(pins.path()).expect("a directory").flatten();
+    let mut paths: Vec<_> = names.map(|entry| entry.path()).collect();
+    // Some kernels make two more (CONFIG_BPF_PRELOAD).
+    assert!([8, 10].contains(&paths.len()), "{paths:?}");
+    paths.extend([file, scratch.path().into(), "".into(), "/".into()]);
+    for path in &paths {
+        let refused = [
+            SockMap::open_pinned(path).map(drop),
+            SockHash::<u32>::open_pinned(path).map(drop),
+        ];
+        for refused in refused {
+            let error = refused.expect_err("it is no such map");
+            assert_eq!(error.kind(), ErrorKind::System, "{error}");
+            let said = error.to_string();
+            assert_eq!(said.lines().count(), 1, "{said}");
+            let begin = format!("cannot open the pinned map {}: ", path.display());
+            assert!(said.starts_with(&begin), "{said}");
+        }
+    }
+    let said = SockMap::open_pinned(at("map of others")).expect_err("it tells no cookies");
+    assert!(
+        said.to_string().contains("its values have 4 bytes"),
+        "{said}"
+    );
+    // The member is where it was.
+    for map in &others[..2] {
+        map.delete(&0u32.to_ne_bytes()).expect("it was there");
     }
 }
 
@@ -291,7 +374,7 @@ fn a_lease_says_what_is_wrong_with_its_directory() {
     lease.release(PATIENCE).expect("nothing is left");
 }
 
-fn remove_all(directory: &std::path::Path) {
+fn remove_all(directory: &Path) {
     for entry in fs::read_dir(directory).expect("a directory").flatten() {
         match entry.file_type().expect("known").is_dir() {
             true => remove_all(&entry.path()),
