@@ -250,6 +250,9 @@ pub(crate) trait KernelCounters: Send + Sync + fmt::Debug {
     /// When it last moved a byte, if it did.
     fn moved_at(&self, now: Instant) -> Option<Instant>;
 
+    /// When it first moved a byte that the second end has sent, if it did.
+    fn first_moved_at(&self, now: Instant) -> Option<Instant>;
+
     /// Which streams have ended past the sockets, and their ends were acknowledged.
     fn ended_streams(&self) -> [bool; 2] {
         [false; 2]

@@ -38,6 +38,12 @@ impl Observer {
         self.0.meter.moved_at()
     }
 
+    /// When the first byte that the second socket's peer has sent was moved towards the first one's; `None` if none has
+    /// been.
+    pub fn first_moved_at(&self) -> Option<Instant> {
+        self.0.meter.first_moved_at()
+    }
+
     /// What has come so far of attempts to give the pair to an engine in the kernel, each once however often it was.
     pub fn attempts(&self) -> impl Iterator<Item = Attempt> + use<> {
         self.0.attempts.read()

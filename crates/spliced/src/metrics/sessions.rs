@@ -55,6 +55,7 @@ impl Look {
             promotions(&all),
             deciding(&all),
             connecting(&all),
+            answering(&all),
             accept_errors(&all),
         ]
     }
@@ -156,6 +157,16 @@ fn connecting(all: &[Arc<Tally>]) -> Family {
     );
     with_backend(all).fold(family, |family, tally| {
         family.with(labels(tally, &[]), tally.connecting.read())
+    })
+}
+
+fn answering(all: &[Arc<Tally>]) -> Family {
+    let family = Family::histogram(
+        "spliced_first_byte_duration",
+        "From the connection to a server until the first byte of its payload goes on to the client.",
+    );
+    with_backend(all).fold(family, |family, tally| {
+        family.with(labels(tally, &[]), tally.answering.read())
     })
 }
 

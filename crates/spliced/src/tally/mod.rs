@@ -35,6 +35,8 @@ pub(crate) struct Tally {
     pub(crate) deciding: Durations,
     /// From there to the connection to a server.
     pub(crate) connecting: Durations,
+    /// From there to the first byte of the server.
+    pub(crate) answering: Durations,
 }
 
 /// The tallies of one listener.

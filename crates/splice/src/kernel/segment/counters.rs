@@ -36,6 +36,10 @@ impl KernelCounters for FlowCounters {
         now.checked_sub(self.flow()?.idle_for())
     }
 
+    fn first_moved_at(&self, now: Instant) -> Option<Instant> {
+        now.checked_sub(self.flow()?.since_first()?)
+    }
+
     fn ended_streams(&self) -> [bool; 2] {
         let marks = |side| self.flow().map_or(0, |flow| flow.marks(side));
         [0, 1].map(|side| marks(side) & mark::FIN_ACKED != 0)
