@@ -148,6 +148,11 @@ impl Meter {
         [by_user_space, in_kernel].into_iter().flatten().min()
     }
 
+    /// Why segments of the pair get lost now, if they do.
+    pub(crate) fn why_lost(&self) -> Option<String> {
+        self.lock().as_ref()?.why_lost()
+    }
+
     /// How far the streams of both sides have come.
     pub(crate) fn streams(&self) -> [Stream; 2] {
         let kernel = self.lock();

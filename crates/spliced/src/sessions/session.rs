@@ -1,6 +1,6 @@
 //! One session, as its connection tells it and others read it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -57,7 +57,7 @@ pub(crate) struct Session {
     /// Of the bytes to the target, and of those to the client, what its tallies have.
     accounted_bytes: [AtomicU64; 2],
     /// Of the attempts to give it to an engine in the kernel, those that its tally has: a bit each.
-    accounted_attempts: AtomicU8,
+    accounted_attempts: AtomicU16,
     /// Its tally has the time to the first byte of the server.
     accounted_answer: AtomicBool,
     facts: Mutex<Facts>,
@@ -107,7 +107,7 @@ impl Session {
             phase: AtomicU8::new(Phase::Deciding as u8),
             killed: AtomicBool::new(false),
             accounted_bytes: Default::default(),
-            accounted_attempts: AtomicU8::new(0),
+            accounted_attempts: AtomicU16::new(0),
             accounted_answer: AtomicBool::new(false),
             facts: Mutex::new(Facts {
                 client,
@@ -157,10 +157,18 @@ impl Session {
         self.killed.load(Ordering::Relaxed)
     }
 
-    /// Adds what has moved since the last time to its tally. Returns that, and the engine that has the pair.
+    /// The engine that has the pair, and why segments of it get lost now, if they do.
+    pub(super) fn engine(&self) -> (Option<EngineName>, Option<String>) {
+        let pair = self.facts().pair.clone();
+        let lost = pair.as_ref().and_then(Observer::why_lost);
+        (pair.map(|pair| pair.engine().0), lost)
+    }
+
+    /// Adds what has moved since the last time to its tally. Returns that, the engine that has the pair, and whether
+    /// segments of it get lost now.
     ///
     /// Whoever adds it first has taken it from all others, however old what they have read is.
-    pub(crate) fn account(&self) -> (Arc<Tally>, Option<EngineName>) {
+    pub(crate) fn account(&self) -> (Arc<Tally>, Option<EngineName>, bool) {
         let (tally, passed_on, pair, reached_at) = {
             let facts = self.facts();
             (
@@ -174,8 +182,9 @@ impl Session {
         self.account_up_to(&tally, [moved.a_to_b + passed_on, moved.b_to_a]);
         self.account_attempts(&tally, pair.as_ref());
         self.account_answer(&tally, pair.as_ref(), reached_at);
+        let is_lost = pair.as_ref().is_some_and(|pair| pair.why_lost().is_some());
         let engine = pair.map(|pair| pair.engine().0);
-        (tally, engine)
+        (tally, engine, is_lost)
     }
 
     /// Its end is counted, and what has moved until then.

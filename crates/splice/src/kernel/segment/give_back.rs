@@ -28,7 +28,7 @@ use super::flow::Flow;
 use super::leftover::{self, Leftover, Way};
 use super::sockets::{self, addresses_of, wake};
 use crate::endpoint::Endpoint;
-use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
+use crate::kernel::{self, Aftermath, Cause, KernelCounters as _, Next, PairView, Returned, Turn};
 use crate::outcome::{Reason, Side};
 use splice_base::repair::{self, Refusal, Repair, RepairQueue};
 use splice_base::shortage::{is_of_descriptors, is_shortage};
@@ -138,10 +138,9 @@ impl Segment {
             }
         }
         let moved_bytes = self.counters.moved_bytes();
-        let why = self
+        let refusal = self
             .why_back(flow)
-            .unwrap_or_else(|| "the pair was given back".into());
-        let why = format!("segment: {why}");
+            .unwrap_or_else(|| Cause::State.because("the reason is over"));
         self.let_pass(flow);
         flow.return_to_sockets(leftover.each_ref().map(Leftover::sent_to));
         for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
@@ -171,7 +170,7 @@ impl Segment {
             ends_after_bytes: leftover
                 .each_ref()
                 .map(|left| left.has_end.then_some(left.unread.len() as u64)),
-            why: why.into(),
+            refusal,
             left: Box::new(CatchUp {
                 flow: Arc::clone(flow),
                 pause: SHORTEST_PAUSE,
@@ -188,10 +187,13 @@ impl Segment {
     }
 
     /// Why the pair has to go back, if it has.
-    pub(super) fn why_back(&self, flow: &Flow) -> Option<String> {
+    pub(super) fn why_back(&self, flow: &Flow) -> Option<kernel::Refusal> {
         let untranslatable = flow.untranslatable();
         untranslatable
-            .map(|(side, how)| format!("{}'s segments {how}", self.asked.peers.of(side)))
+            .map(|(side, how)| {
+                let why = format!("{}'s segments {how}", self.asked.peers.of(side));
+                Cause::Network.because(why)
+            })
             // First: where the program comes first then, others count as filters behind it.
             .or_else(|| self.why_not_seen())
             .or_else(|| self.why_not_bypassing())
