@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::error::{Error, ErrorKind};
@@ -145,10 +146,36 @@ impl Obstacle {
         is_refused.then(|| Self::of_refusal(&refusal(), process))
     }
 
+    /// The process lacks CAP_NET_ADMIN, which netlink asks for: there CAP_SYS_ADMIN does not stand for it, as it does with
+    /// bpf(2).
+    pub fn without_net_admin() -> Option<Self> {
+        Self::without_net_admin_in(&Process::this())
+    }
+
+    fn without_net_admin_in(process: &Process) -> Option<Self> {
+        let is_held = process.held.contains(CapabilitySet::NET_ADMIN);
+        (!is_held).then(|| Self::lacking(&["CAP_NET_ADMIN"]))
+    }
+
+    fn lacking(missing: &[&str]) -> Self {
+        let names = listed(missing, "and");
+        Self::new(
+            format!("this process lacks {names}"),
+            format!(
+                "run it as root, or give it {names} (setcap on the program's file, or \
+                 AmbientCapabilities= of its service)"
+            ),
+        )
+    }
+
     /// The process has no file descriptors left.
     pub fn too_many_files() -> Self {
+        let limit = getrlimit(Resource::Nofile).current;
+        let limit = limit.map_or(String::new(), |limit| {
+            format!(": its limit (RLIMIT_NOFILE) is {limit}")
+        });
         Self::new(
-            "the process has no file descriptors left",
+            format!("the process has no file descriptors left{limit}"),
             "raise RLIMIT_NOFILE (ulimit -n, or LimitNOFILE= of its service)",
         )
     }
@@ -156,14 +183,7 @@ impl Obstacle {
     fn of_refusal(error: &Error, process: &Process) -> Self {
         let missing = process.missing();
         if !missing.is_empty() {
-            let names = listed(&missing, "and");
-            return Self::new(
-                format!("this process lacks {names}"),
-                format!(
-                    "run it as root, or give it {names} (setcap on the program's file, or \
-                     AmbientCapabilities= of its service)"
-                ),
-            );
+            return Self::lacking(&missing);
         }
         if process.nested {
             return Self::new(
@@ -304,6 +324,17 @@ mod tests {
             let reason = lacking(held);
             assert!(!reason.contains("lacks"), "{reason}");
         }
+    }
+
+    #[test]
+    fn netlink_asks_for_cap_net_admin_itself() {
+        let with = |held| Obstacle::without_net_admin_in(&Process { held, ..ALL_HELD });
+        assert_eq!(with(CapabilitySet::NET_ADMIN), None);
+        let others = CapabilitySet::all().difference(CapabilitySet::NET_ADMIN);
+        assert!(!lacking(others).contains("lacks"));
+        let Obstacle { reason, remedy } = with(others).expect("an obstacle");
+        assert_eq!(reason, "this process lacks CAP_NET_ADMIN");
+        assert!(remedy.contains("give it CAP_NET_ADMIN (setcap"), "{remedy}");
     }
 
     #[test]

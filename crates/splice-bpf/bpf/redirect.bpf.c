@@ -138,6 +138,8 @@ int redirect(struct __sk_buff *skb)
 
 	opened = direction->opened;
 	direction->last_ns = bpf_ktime_get_coarse_ns();
+	if (!direction->first_ns)
+		direction->first_ns = bpf_ktime_get_ns();
 	cost = skb->len + BOUND_SKB_COST;
 	if (direction->credit < cost)
 		look(cookie, direction);

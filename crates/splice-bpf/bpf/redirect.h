@@ -24,11 +24,12 @@ struct direction_entry {
 	/* Written by redirect, under the source's socket lock. */
 	__u64 redirected;	/* bytes handed to the target */
 	__u64 last_ns;		/* CLOCK_MONOTONIC_COARSE when bytes last came */
+	__u64 first_ns;		/* CLOCK_MONOTONIC when they first did; 0 before */
 	__s64 credit;		/* cost that fits the target without another look */
 	__u32 full;		/* the opening in which the target had its share: gate closes */
 	__u32 over;		/* the opening in which gate has to refuse what is new */
 	__u32 missed;		/* skbs that could not be redirected: the pair is lost */
-	__u32 reserved[7];	/* the rest of a cache line, which redirect alone writes */
+	__u32 reserved[5];	/* the rest of a cache line, which redirect alone writes */
 
 	/* Written by user space. */
 	__u64 limit;		/* byte limit, as `redirected` counts */

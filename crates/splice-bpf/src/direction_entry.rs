@@ -10,6 +10,7 @@ impl DirectionEntry {
         let Self {
             redirected,
             last_ns,
+            first_ns,
             credit,
             full,
             over,
@@ -27,7 +28,7 @@ impl DirectionEntry {
             ..
         } = self;
         credit.store(0, Ordering::Relaxed);
-        for field in [redirected, last_ns, limit, let_in] {
+        for field in [redirected, last_ns, first_ns, limit, let_in] {
             field.store(0, Ordering::Relaxed);
         }
         for field in [

@@ -643,11 +643,12 @@ unsafe impl Plain for TraceStack {}
 pub struct DirectionEntry {
     pub redirected: AtomicU64,
     pub last_ns: AtomicU64,
+    pub first_ns: AtomicU64,
     pub credit: AtomicI64,
     pub full: AtomicU32,
     pub over: AtomicU32,
     pub missed: AtomicU32,
-    pub _reserved: [AtomicU32; 7],
+    pub _reserved: [AtomicU32; 5],
     pub limit: AtomicU64,
     pub base_seq: AtomicU32,
     pub target_seq: AtomicU32,

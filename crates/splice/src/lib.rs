@@ -73,6 +73,7 @@ pub mod mesh;
 mod name;
 mod options;
 mod outcome;
+mod plural;
 
 pub use api::{Splicer, echo, echo_task, join, observed_echo_task, observed_pair_task, pair_task};
 pub use counters::Counters;

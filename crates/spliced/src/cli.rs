@@ -197,9 +197,10 @@ pub(crate) struct RelayArgs {
     ///
     /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto never
     /// uses sockmap, which is for small messages: bulk may cause one retransmission when it starts. If
-    /// segment is asked for by name, the relay resets a connection that segment cannot translate and logs a
-    /// warning; one whose route or path MTU has just changed goes on with copy. If LISTEN and TARGET have no
-    /// address family in common, the relay refuses to start. 'spliced doctor' shows which engines work on
+    /// segment is asked for by name and cannot take a connection, that is copied if the network or a peer is
+    /// in the way (routes, segment sizes), and reset with a warning if this host is: its packet filters or
+    /// the relay's own sockets. If LISTEN and TARGET have no address family in common, the relay refuses to
+    /// start. 'spliced doctor' shows which engines work on
     /// this host.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,

@@ -360,10 +360,13 @@ impl Record {
                 server,
                 open,
                 begun,
+                moved_bytes,
             } => {
                 service.counts.accepted.fetch_add(begun, Ordering::Relaxed);
                 // As a session with sockets, which has no backend when it begins.
-                service.terms().tallies.without_backend().opened(begun);
+                let terms = service.terms();
+                terms.tallies.without_backend().opened(begun);
+                tally(&terms).moved(moved_bytes);
                 let mut all = lock(&self.open);
                 let of_server = all.by_server.entry(server).or_default();
                 let permit = || service.connection_limit.acquire_beyond_limit();
@@ -403,7 +406,7 @@ fn tally(terms: &Terms) -> &Tally {
 fn ended(service: &Service, one: &Forwarded, of: Option<(Arc<Backend>, Arc<str>)>) {
     let terms = service.terms();
     let tally = tally(&terms);
-    tally.moved([one.client_to_server_bytes, one.server_to_client_bytes]);
+    tally.moved(one.untold_bytes);
     tally.ended(Some(EngineName::Segment), one.end.into());
     match one.end {
         ForwardEnd::Refused | ForwardEnd::TimedOut => {

@@ -29,6 +29,8 @@ mod diagnostics;
 mod doctor;
 #[cfg(test)]
 mod documented_commands;
+#[cfg(test)]
+mod documented_words;
 mod echo;
 mod exit_status;
 mod file_access;

@@ -37,6 +37,7 @@ use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::refusal::WrongUsage;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::service::Process;
+use crate::sessions::Engines;
 use crate::signal::{Request, Signals};
 use crate::worker::Worker;
 
@@ -350,11 +351,14 @@ impl Running {
     }
 
     fn status(&self) -> Value {
-        json!({
-            "connections": self.deployment.process.connections.count(),
+        let process = &self.deployment.process;
+        let mut status = json!({
+            "connections": process.connections.count(),
             "listeners": self.deployment.listeners_told(),
-            "backends": self.deployment.process.backends.told(),
-        })
+            "backends": process.backends.told(),
+        });
+        Engines::of(&process.sessions).tell(&mut status);
+        status
     }
 
     /// Changes to the configuration as it is now, or changes nothing but what [`bypass::Interrupted`] tells.

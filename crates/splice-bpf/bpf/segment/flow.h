@@ -76,6 +76,19 @@ static __always_inline __u32 ticks_of(__u64 now_ns)
 }
 
 /*
+ * Keeps the time of the first payload of the server of a pair. @from: the side of its sender. A global function: the
+ * verifier looks at it once, whatever its callers have done before.
+ */
+__noinline int keep_first(struct segment_flow *flow, __u32 from)
+{
+	if (!flow)
+		return 0;
+	if ((from & 1) && !(flow->side[0].flags & SEGMENT_FORWARDED) && !READ_ONCE(flow->opened_ns))
+		__sync_val_compare_and_swap(&flow->opened_ns, 0, bpf_ktime_get_ns());
+	return 0;
+}
+
+/*
  * The other peer has acknowledged up to `ack` (in this side's sequence space). Many CPUs may say so
  * at once; who loses the race says nothing new, or says it again with the next segment.
  */

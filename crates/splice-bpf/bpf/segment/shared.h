@@ -159,9 +159,9 @@ struct segment_flow {
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and TIME_WAIT count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 last_ns;		/* when the last segment came in TIME_WAIT */
-	/* of a forwarded connection */
-	__u64 opened_ns;	/* CLOCK_MONOTONIC: when its SYN came */
-	__u32 first[2];		/* of each peer's stream: the number of its first byte */
+	__u64 opened_ns;	/* CLOCK_MONOTONIC: when the SYN of a forwarded connection came; of a pair: when the first
+				   payload of side 1's peer was translated, 0 before */
+	__u32 first[2];		/* of a forwarded connection: the number of the first byte of each peer's stream */
 	__u64 payload_bytes[2];	/* of each peer, translated */
 	struct segment_side side[2];
 };

@@ -7,6 +7,7 @@ use std::task::Waker;
 use splice_firewall::Connection;
 
 use super::Firewall;
+use crate::plural::connections;
 
 /// A pair that an engine moves past the filters.
 pub(super) struct AdmittedPair {
@@ -73,15 +74,14 @@ impl Change {
     pub(super) fn tell(self) {
         if let Some(why) = self.why_revoked {
             tracing::warn!(
-                "the packet filters have changed: {} spliced connections go back to the network stack, where \
-                 the filters apply: {why}",
-                self.revoked
+                "the packet filters have changed: {} to the network stack, where the filters apply: {why}",
+                connections(self.revoked, "goes back", "go back")
             );
         }
         if let Some(why) = self.why_gone {
             tracing::warn!(
-                "{} spliced connections go back to the network stack: {why}",
-                self.gone
+                "{} to the network stack: {why}",
+                connections(self.gone, "goes back", "go back")
             );
         }
     }

@@ -34,7 +34,6 @@ pub(crate) mod segment;
 pub(crate) mod sockmap;
 mod tcp_state;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
@@ -161,7 +160,7 @@ pub(crate) struct Returned {
     pub(crate) has_ended: [bool; 2],
     /// The stream's sender has ended it, behind so many bytes that are still to be read; the socket will not tell.
     pub(crate) ends_after_bytes: [Option<u64>; 2],
-    pub(crate) why: Cow<'static, str>,
+    pub(crate) refusal: Refusal,
     /// What remains in the kernel for a while.
     pub(crate) left: Box<dyn Aftermath>,
 }
@@ -249,6 +248,14 @@ pub(crate) trait KernelCounters: Send + Sync + fmt::Debug {
 
     /// When it last moved a byte, if it did.
     fn moved_at(&self, now: Instant) -> Option<Instant>;
+
+    /// When it first moved a byte that the second end has sent, if it did.
+    fn first_moved_at(&self, now: Instant) -> Option<Instant>;
+
+    /// Why segments of the pair get lost now, if they do.
+    fn why_lost(&self) -> Option<String> {
+        None
+    }
 
     /// Which streams have ended past the sockets, and their ends were acknowledged.
     fn ended_streams(&self) -> [bool; 2] {

@@ -5,7 +5,7 @@ use splice_base::obstacle::Obstacle;
 
 use crate::carrier::{aio, pipe, uring};
 use crate::endpoint::Kind;
-use crate::kernel::segment::datapath::{Datapath, DatapathHandle};
+use crate::kernel::segment::datapath::{Datapath, DatapathHandle, absence};
 use crate::kernel::sockmap;
 use crate::name::{EngineChoice, EngineName};
 use crate::reactor::EventLoop;
@@ -36,9 +36,20 @@ impl EngineName {
     pub fn is_permitted(self) -> Result<()> {
         let obstacle = match self {
             Self::Copy | Self::Pipe | Self::Aio | Self::Uring => None,
-            Self::Sockmap | Self::Segment => Obstacle::foreseen(),
+            Self::Sockmap => Obstacle::foreseen(),
+            Self::Segment => Obstacle::foreseen().or_else(Obstacle::without_net_admin),
         };
         obstacle.map_or(Ok(()), |obstacle| Err(self.unavailable(obstacle)))
+    }
+
+    /// Why pairs of this process that no engine was chosen for go without this one, although its rights showed no reason:
+    /// what has kept it from being loaded the last time, such as a want of descriptors.
+    pub fn why_absent(self) -> Option<Error> {
+        let obstacle = match self {
+            Self::Segment => absence::now(),
+            _ => None,
+        };
+        obstacle.map(|obstacle| self.unavailable(obstacle))
     }
 
     /// Whether the engine can splice a socket to itself, regardless of this process's rights.
@@ -94,7 +105,7 @@ impl EventLoop {
                 self.local::<DatapathHandle>().prepare().map_err(segment)
             }
             EngineChoice::Auto => {
-                let found = self.local::<DatapathHandle>().datapath();
+                let found = self.local::<DatapathHandle>().datapath_for_auto();
                 found.map(drop).map_err(segment)
             }
             EngineChoice::Only(EngineName::Sockmap) => {

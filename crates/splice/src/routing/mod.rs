@@ -26,7 +26,9 @@ mod watch;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
+use std::mem;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
@@ -58,6 +60,8 @@ struct State {
     /// How long packets of IPv6 may be on devices by which pairs send, where that is less than their MTU.
     ipv6_mtus: HashMap<u32, u32>,
     pairs: Slab<Arc<RoutedPair>>,
+    /// So many are not watched any more of which the log says that their segments get lost.
+    left_lost: usize,
 }
 
 /// A pair whose ways are watched.
@@ -68,6 +72,8 @@ struct RoutedPair {
     /// As it was last seen.
     course: Mutex<Course>,
     shortage: Mutex<Shortage>,
+    /// The log says that its segments get lost.
+    is_told_lost: AtomicBool,
 }
 
 /// One connection of a pair.
@@ -100,6 +106,18 @@ pub(crate) enum Refusal {
     Because(String),
     /// Something is short for the moment: ask again later.
     Short,
+}
+
+/// Reads the course of a watched pair, from any thread.
+#[derive(Clone)]
+pub(crate) struct CourseReader(Arc<RoutedPair>);
+
+/// Segments of a pair get lost.
+#[derive(Debug, PartialEq, Eq)]
+enum Loss {
+    /// For this reason.
+    Begins(String),
+    Ends,
 }
 
 /// A watched pair's place. Dropping it ends that.
@@ -148,6 +166,7 @@ impl Routing {
                 ports: watch.read_ports().context("cannot list the devices")?,
                 ipv6_mtus: HashMap::new(),
                 pairs: Slab::new(),
+                left_lost: 0,
             }),
             stop,
             look,
@@ -185,6 +204,7 @@ impl Routing {
                 ..Course::default()
             }),
             shortage: Mutex::default(),
+            is_told_lost: AtomicBool::new(false),
         });
         // First, so that no change after the look is missed.
         let mut state = self.state();
@@ -371,10 +391,9 @@ impl Routing {
         if !is_short {
             pair.shortage().end();
         }
-        let is_new = now != *course;
-        course.clone_from(&now);
+        let before = mem::replace(&mut *course, now.clone());
         drop(course);
-        is_new.then(|| {
+        (now != before).then(|| {
             pair.waker.wake_by_ref();
             now
         })
@@ -395,6 +414,17 @@ impl fmt::Debug for Routing {
 }
 
 impl RoutedPair {
+    /// Whether the log is to say that segments of the pair get lost from now on, or no longer do.
+    fn news_of_loss(&self) -> Option<Loss> {
+        let why = self.course().why_closed().map(str::to_owned);
+        let was_told = self.is_told_lost.swap(why.is_some(), Ordering::Relaxed);
+        match (was_told, why) {
+            (false, Some(why)) => Some(Loss::Begins(why)),
+            (true, None) => Some(Loss::Ends),
+            _ => None,
+        }
+    }
+
     fn course(&self) -> MutexGuard<'_, Course> {
         // Every update is complete before anything can panic.
         self.course.lock().unwrap_or_else(PoisonError::into_inner)
@@ -406,7 +436,33 @@ impl RoutedPair {
     }
 }
 
+impl Course {
+    /// Why segments of the pair get lost, if they do.
+    fn why_closed(&self) -> Option<&str> {
+        self.closed.iter().flatten().next().map(String::as_str)
+    }
+}
+
+impl CourseReader {
+    /// Why segments of the pair get lost, as it was last seen; `None` if they do not.
+    pub(crate) fn why_closed(&self) -> Option<String> {
+        self.0.course().why_closed().map(str::to_owned)
+    }
+}
+
+impl fmt::Debug for CourseReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CourseReader")
+            .field(&self.0.course())
+            .finish()
+    }
+}
+
 impl Routed {
+    pub(crate) fn reader(&self) -> CourseReader {
+        CourseReader(Arc::clone(&self.pair))
+    }
+
     /// How the pair may go on, as it was last seen.
     pub(crate) fn course(&self) -> Course {
         self.pair.course().clone()
@@ -421,7 +477,14 @@ impl Routed {
 
 impl Drop for Routed {
     fn drop(&mut self) {
-        self.routing.state().pairs.try_remove(self.key);
+        let mut state = self.routing.state();
+        state.pairs.try_remove(self.key);
+        if self.pair.is_told_lost.load(Ordering::Relaxed) {
+            state.left_lost += 1;
+            drop(state);
+            // The write fails only if the counter is full, and then the thread looks anyway.
+            let _ = rustix::io::write(&self.routing.look, &1u64.to_ne_bytes());
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -17,7 +18,8 @@ use splice_base::error::{Result, ResultExt as _};
 use splice_base::shortage::{Shortage, is_shortage};
 use splice_firewall::{Links, Policies, PolicyChanges, PolicyReader, WayChanges};
 
-use super::{Course, RoutedPair, Routing};
+use super::{Course, Loss, RoutedPair, Routing};
+use crate::plural::connections;
 
 /// How often to look for what was not reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -43,8 +45,11 @@ pub(super) struct Watch {
 /// What the looks at pairs have come to.
 #[derive(Default)]
 struct Told {
+    /// Connections that lose segments from now on.
     closed: usize,
     why_closed: Option<String>,
+    /// Those that no longer do.
+    reopened: usize,
     moved: usize,
     why_moved: Option<String>,
 }
@@ -168,9 +173,11 @@ impl Watch {
                 .skip(next % all.len().max(1))
                 .take(in_turn)
             {
-                found.add(routing.look_at(pair));
+                let course = routing.look_at(pair);
+                found.add(course, pair.news_of_loss());
             }
             next = next.wrapping_add(in_turn);
+            found.reopened += mem::take(&mut routing.state().left_lost);
             // This thread may hold the last reference.
             drop((all, routing));
             found.tell();
@@ -210,14 +217,17 @@ fn polls(fds: &mut [PollFd<'_>], time: Option<Duration>) {
 }
 
 impl Told {
-    fn add(&mut self, course: Option<Course>) {
-        let Some(Course { closed, moved, .. }) = course else {
-            return;
-        };
-        if let Some(why) = closed.into_iter().flatten().next() {
-            self.closed += 1;
-            self.why_closed.get_or_insert(why);
-        } else if let Some(why) = moved {
+    fn add(&mut self, course: Option<Course>, loss: Option<Loss>) {
+        match loss {
+            Some(Loss::Begins(why)) => {
+                self.closed += 1;
+                self.why_closed.get_or_insert(why);
+            }
+            Some(Loss::Ends) => self.reopened += 1,
+            None => {}
+        }
+        let course = course.filter(|course| course.why_closed().is_none());
+        if let Some(why) = course.and_then(|course| course.moved) {
             self.moved += 1;
             self.why_moved.get_or_insert(why);
         }
@@ -225,15 +235,26 @@ impl Told {
 
     fn tell(self) {
         if let Some(why) = self.why_closed {
+            let whom = if self.closed == 1 { "it" } else { "them" };
             tracing::warn!(
-                "{} spliced connections lose segments until there is a way for them again: {why}",
-                self.closed
+                "{} until there is a way for {whom} again: {why}",
+                connections(self.closed, "loses segments", "lose segments"),
+            );
+        }
+        if self.reopened > 0 {
+            tracing::info!(
+                "{}",
+                connections(
+                    self.reopened,
+                    "no longer loses segments: it has a way again, or has ended",
+                    "no longer lose segments: they have a way again, or have ended"
+                )
             );
         }
         if let Some(why) = self.why_moved {
             tracing::info!(
-                "{} spliced connections go back to the network stack: {why}",
-                self.moved
+                "{} to the network stack: {why}",
+                connections(self.moved, "goes back", "go back")
             );
         }
     }

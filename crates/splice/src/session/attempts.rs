@@ -1,6 +1,6 @@
 //! What has come of the attempts to give a pair to an engine in the kernel: the pair's loop writes, anyone reads.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::kernel::Cause;
 
@@ -10,7 +10,11 @@ use crate::kernel::Cause;
 pub enum Attempt {
     /// The engine has taken the pair.
     Taken,
-    /// It had taken the pair, and has given it back to user space.
+    /// It had taken the pair, and has given it back to user space: the network or a peer got in the way.
+    GivenBackByNetwork,
+    /// It has given the pair back, since packet filters or BPF programs of others got in the way.
+    GivenBackByFilters,
+    /// It has given the pair back for another reason.
     GivenBack,
     /// The engine could not take the pair in the state that it was in: a stream had ended, for one.
     Declined,
@@ -26,12 +30,14 @@ pub enum Attempt {
 
 /// Which of these have happened to a pair, once or more often.
 #[derive(Debug, Default)]
-pub(crate) struct Attempts(AtomicU8);
+pub(crate) struct Attempts(AtomicU16);
 
 impl Attempt {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Taken,
+        Self::GivenBackByNetwork,
+        Self::GivenBackByFilters,
         Self::GivenBack,
         Self::Declined,
         Self::Network,
@@ -40,7 +46,16 @@ impl Attempt {
         Self::Unavailable,
     ];
 
-    fn bit(self) -> u8 {
+    /// An engine that had a pair has given it back, with this cause.
+    pub(crate) fn given_back(cause: Cause) -> Self {
+        match cause {
+            Cause::Network => Self::GivenBackByNetwork,
+            Cause::Filters => Self::GivenBackByFilters,
+            Cause::State | Cause::Sockets | Cause::Engine => Self::GivenBack,
+        }
+    }
+
+    fn bit(self) -> u16 {
         1 << self as u8
     }
 }

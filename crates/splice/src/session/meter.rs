@@ -13,6 +13,8 @@ pub(crate) struct Meter {
     began_at: Instant,
     /// When user space last moved a byte: so long after the beginning.
     moved_after_ns: AtomicU64,
+    /// When a byte that the second end has sent was first moved: so long after the beginning; `u64::MAX` before that.
+    first_after_ns: AtomicU64,
     /// How far each stream has come, as a [`Stream`].
     streams: [AtomicU8; 2],
     /// What user space has moved; after the end, everything.
@@ -42,6 +44,7 @@ impl Meter {
         Self {
             began_at: Instant::now(),
             moved_after_ns: AtomicU64::new(0),
+            first_after_ns: AtomicU64::new(u64::MAX),
             streams: Default::default(),
             moved_bytes: Default::default(),
             kernel: Mutex::default(),
@@ -60,6 +63,13 @@ impl Meter {
         let after = at.saturating_duration_since(self.began_at);
         self.moved_after_ns
             .store(after.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// A byte that the second end has sent was moved at that time. Only the first counts.
+    pub(crate) fn moved_first(&self, at: Instant) {
+        let after = at.saturating_duration_since(self.began_at);
+        self.first_after_ns
+            .fetch_min(after.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Only the loop that owns the pair calls this.
@@ -86,6 +96,12 @@ impl Meter {
     /// Replaces the kernel's counters by the final figures.
     pub(crate) fn settle(&self, bytes: [u64; 2]) {
         let mut kernel = self.lock();
+        let first = kernel
+            .as_ref()
+            .and_then(|kernel| kernel.first_moved_at(Instant::now()));
+        if let Some(first) = first {
+            self.moved_first(first);
+        }
         for (moved, bytes) in self.moved_bytes.iter().zip(bytes) {
             moved.store(bytes, Ordering::Relaxed);
         }
@@ -117,6 +133,24 @@ impl Meter {
             .as_ref()
             .and_then(|kernel| kernel.moved_at(Instant::now()));
         in_kernel.map_or(by_user_space, |at| at.max(by_user_space))
+    }
+
+    /// When a byte that the second end has sent was first moved.
+    pub(crate) fn first_moved_at(&self) -> Option<Instant> {
+        let kernel = self.lock();
+        let in_kernel = kernel
+            .as_ref()
+            .and_then(|kernel| kernel.first_moved_at(Instant::now()));
+        let by_user_space = match self.first_after_ns.load(Ordering::Relaxed) {
+            u64::MAX => None,
+            after => Some(self.began_at + Duration::from_nanos(after)),
+        };
+        [by_user_space, in_kernel].into_iter().flatten().min()
+    }
+
+    /// Why segments of the pair get lost now, if they do.
+    pub(crate) fn why_lost(&self) -> Option<String> {
+        self.lock().as_ref()?.why_lost()
     }
 
     /// How far the streams of both sides have come.

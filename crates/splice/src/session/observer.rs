@@ -28,14 +28,33 @@ impl Observer {
         self.0.meter.read()
     }
 
-    /// The engine in use, and the reason in words.
+    /// The engine in use, and the reason in words. If segments get lost now, these say so as well.
     pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
-        self.0.engine()
+        let (engine, why) = self.0.engine();
+        match self.why_lost() {
+            Some(lost) => (
+                engine,
+                format!("{why}; its segments get lost: {lost}").into(),
+            ),
+            None => (engine, why),
+        }
+    }
+
+    /// Why segments of the pair get lost now: an engine moves them past the network stack, which has no way for them.
+    /// `None` if they do not.
+    pub fn why_lost(&self) -> Option<String> {
+        self.0.meter.why_lost()
     }
 
     /// When a byte last moved; when the pair began, if none has.
     pub fn moved_at(&self) -> Instant {
         self.0.meter.moved_at()
+    }
+
+    /// When the first byte that the second socket's peer has sent was moved towards the first one's; `None` if none has
+    /// been.
+    pub fn first_moved_at(&self) -> Option<Instant> {
+        self.0.meter.first_moved_at()
     }
 
     /// What has come so far of attempts to give the pair to an engine in the kernel, each once however often it was.

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use rustix::process::geteuid;
 use serde_json::{Value, json};
+use splice::EngineName;
 
 use crate::metrics::About;
 
@@ -111,7 +112,7 @@ impl Facts {
             "started": self.started(),
             "uptime_seconds": self.started.elapsed().unwrap_or_default().as_secs(),
             "state": if changing.drains { "draining" } else { "running" },
-            "why_copied": changing.why_copied,
+            "why_copied": changing.why_copied.clone().or_else(why_absent),
             "configuration": self.configuration.as_deref().map(shown),
             "configuration_file": file.as_deref().map(shown),
             "configuration_inode": inode,
@@ -126,6 +127,12 @@ impl Facts {
     fn changing(&self) -> MutexGuard<'_, Changing> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What keeps `segment` from being loaded, although the rights of the process do not.
+fn why_absent() -> Option<String> {
+    let why = EngineName::Segment.why_absent()?;
+    Some(why.to_string())
 }
 
 /// Device and inode of the file at `path`: what says that a file is the same, whatever the root directory of those who look.

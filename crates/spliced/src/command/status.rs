@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::Value;
+use splice::EngineName;
 
 use super::processes::{Searched, search, wait_for};
 use super::table::{Table, age, printable, shown};
@@ -64,6 +65,13 @@ fn process(status: &Value) -> String {
     if let Some(why) = process["why_copied"].as_str() {
         let _ = writeln!(text, "copied and not spliced: {}", printable(why));
     }
+    if let Some(engines) = engines(&status["engines"]) {
+        let _ = writeln!(text, "sessions by engine: {engines}");
+    }
+    if let Some(why) = status["why_losing_segments"].as_str() {
+        let (count, why) = (shown(&status["losing_segments"]), printable(why));
+        let _ = writeln!(text, "sessions that lose segments: {count}: {why}");
+    }
     let reload = &process["last_reload"];
     if !reload.is_null() {
         let how = match reload["error"].as_str() {
@@ -106,6 +114,18 @@ fn process(status: &Value) -> String {
         servers,
     );
     text
+}
+
+/// The engines that have sessions, the cheapest first; `None` if there are none.
+fn engines(counts: &Value) -> Option<String> {
+    let names = EngineName::ALL.map(EngineName::as_str);
+    let names = names.into_iter().chain(["none"]);
+    let counts = names.filter_map(|name| {
+        let count = counts[name].as_u64().filter(|count| *count > 0)?;
+        Some(format!("{name} {count}"))
+    });
+    let counts: Vec<_> = counts.collect();
+    (!counts.is_empty()).then(|| counts.join(", "))
 }
 
 /// Nothing if there are no rows.
@@ -190,6 +210,9 @@ mod tests {
         let status = json!({
             "socket": "/run/spliced/7.sock",
             "connections": 3,
+            "engines": {"copy": 1, "pipe": 0, "segment": 2, "none": 4},
+            "losing_segments": 2,
+            "why_losing_segments": "the connection with the server has no route",
             "process": {
                 "pid": 7, "version": "0.1.0", "command": "run", "configuration": "/etc/\u{1b}[31m.toml",
                 "state": "draining", "user": 0, "uptime_seconds": 61,
@@ -210,6 +233,8 @@ mod tests {
         let expected = "\
 process 7: spliced 0.1.0 run /etc/\\u{1b}[31m.toml, draining, user 0, up 1m 1s, connections: 3
 control socket: /run/spliced/7.sock
+sessions by engine: copy 1, segment 2, none 4
+sessions that lose segments: 2: the connection with the server has no route
 last reload: 2026-11-27T00:00:00.000Z, failed: line 3
 
 LISTENER  ADDRESS                STATE     OPEN  ACCEPTED  JOINED  RESET

@@ -175,10 +175,13 @@ impl Record {
 
     pub(super) fn connected_to(&mut self, place: Option<(Lease, Seat)>) {
         self.connected_at = Instant::now();
+        let mut facts = self.session.facts();
+        facts.reached_at = Some(self.connected_at);
         if let Some(wanted_at) = self.wanted_at {
             let taken = self.connected_at.saturating_duration_since(wanted_at);
-            self.session.facts().tally.connecting.add(taken);
+            facts.tally.connecting.add(taken);
         }
+        drop(facts);
         self.place = place.map(|(lease, seat)| {
             seat.join();
             (lease, seat)

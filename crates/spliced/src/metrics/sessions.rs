@@ -26,6 +26,8 @@ struct Alive {
     /// Held, so that no other tally gets its address.
     _tally: Arc<Tally>,
     count: u64,
+    /// So many of them lose segments.
+    lost: u64,
 }
 
 impl Look {
@@ -34,13 +36,16 @@ impl Look {
         let alive = &mut self.alive;
         sessions.visit_some(&mut self.place, &mut |some| {
             for session in some {
-                let (tally, engine) = session.account();
+                let (tally, engine, is_lost) = session.account();
                 let address = Arc::as_ptr(&tally).addr();
                 let new = Alive {
                     _tally: tally,
                     count: 0,
+                    lost: 0,
                 };
-                alive.entry((address, engine)).or_insert(new).count += 1;
+                let alive = alive.entry((address, engine)).or_insert(new);
+                alive.count += 1;
+                alive.lost += u64::from(is_lost);
             }
         })
     }
@@ -50,11 +55,13 @@ impl Look {
         vec![
             opened_by_listener(&all),
             self.active(&all),
+            self.losing(&all),
             ended(&all),
             moved(&all),
             promotions(&all),
             deciding(&all),
             connecting(&all),
+            answering(&all),
             accept_errors(&all),
         ]
     }
@@ -73,9 +80,23 @@ impl Look {
         family
     }
 
+    fn losing(&self, all: &[Arc<Tally>]) -> Family {
+        let family = Family::gauge(
+            "spliced_sessions_losing_segments",
+            "Sessions of segment that lose segments now, since the network stack has no way for them.",
+        );
+        with_backend(all).fold(family, |family, tally| {
+            let lost = self.alive(tally, Some(EngineName::Segment));
+            family.with(labels(tally, &[]), lost.map_or(0, |alive| alive.lost))
+        })
+    }
+
     fn count(&self, tally: &Arc<Tally>, engine: Option<EngineName>) -> u64 {
-        let alive = self.alive.get(&(Arc::as_ptr(tally).addr(), engine));
-        alive.map_or(0, |alive| alive.count)
+        self.alive(tally, engine).map_or(0, |alive| alive.count)
+    }
+
+    fn alive(&self, tally: &Arc<Tally>, engine: Option<EngineName>) -> Option<&Alive> {
+        self.alive.get(&(Arc::as_ptr(tally).addr(), engine))
     }
 }
 
@@ -156,6 +177,16 @@ fn connecting(all: &[Arc<Tally>]) -> Family {
     );
     with_backend(all).fold(family, |family, tally| {
         family.with(labels(tally, &[]), tally.connecting.read())
+    })
+}
+
+fn answering(all: &[Arc<Tally>]) -> Family {
+    let family = Family::histogram(
+        "spliced_first_byte_duration",
+        "From the connection to a server until the first byte of its payload goes on to the client.",
+    );
+    with_backend(all).fold(family, |family, tally| {
+        family.with(labels(tally, &[]), tally.answering.read())
     })
 }
 

@@ -11,6 +11,7 @@
 //! A relay whose threads keep their sessions to themselves, as that of datagrams does, is asked by a [`Survey`].
 
 mod about;
+mod engines;
 mod filter;
 mod logged;
 mod row;
@@ -26,6 +27,7 @@ use serde_json::{Value, json};
 use splice::Waker;
 
 pub(crate) use self::about::About;
+pub(crate) use self::engines::Engines;
 pub(crate) use self::logged::words;
 pub(crate) use self::row::{Answer, End, Own, Row, Units};
 pub(crate) use self::session::{Phase, Session};

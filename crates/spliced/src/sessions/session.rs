@@ -1,6 +1,6 @@
 //! One session, as its connection tells it and others read it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -57,7 +57,9 @@ pub(crate) struct Session {
     /// Of the bytes to the target, and of those to the client, what its tallies have.
     accounted_bytes: [AtomicU64; 2],
     /// Of the attempts to give it to an engine in the kernel, those that its tally has: a bit each.
-    accounted_attempts: AtomicU8,
+    accounted_attempts: AtomicU16,
+    /// Its tally has the time to the first byte of the server.
+    accounted_answer: AtomicBool,
     facts: Mutex<Facts>,
 }
 
@@ -79,6 +81,8 @@ pub(crate) struct Facts {
     pub(crate) asked: Option<String>,
     /// The server that was reached.
     pub(crate) target: Option<SocketAddress>,
+    /// When that was.
+    pub(crate) reached_at: Option<Instant>,
     /// Bytes of the client that are passed on before the pair.
     pub(crate) passed_on_bytes: u64,
     pub(crate) pair: Option<Observer>,
@@ -103,7 +107,8 @@ impl Session {
             phase: AtomicU8::new(Phase::Deciding as u8),
             killed: AtomicBool::new(false),
             accounted_bytes: Default::default(),
-            accounted_attempts: AtomicU8::new(0),
+            accounted_attempts: AtomicU16::new(0),
+            accounted_answer: AtomicBool::new(false),
             facts: Mutex::new(Facts {
                 client,
                 ..Facts::counted_in(tally)
@@ -152,23 +157,34 @@ impl Session {
         self.killed.load(Ordering::Relaxed)
     }
 
-    /// Adds what has moved since the last time to its tally. Returns that, and the engine that has the pair.
+    /// The engine that has the pair, and why segments of it get lost now, if they do.
+    pub(super) fn engine(&self) -> (Option<EngineName>, Option<String>) {
+        let pair = self.facts().pair.clone();
+        let lost = pair.as_ref().and_then(Observer::why_lost);
+        (pair.map(|pair| pair.engine().0), lost)
+    }
+
+    /// Adds what has moved since the last time to its tally. Returns that, the engine that has the pair, and whether
+    /// segments of it get lost now.
     ///
     /// Whoever adds it first has taken it from all others, however old what they have read is.
-    pub(crate) fn account(&self) -> (Arc<Tally>, Option<EngineName>) {
-        let (tally, passed_on, pair) = {
+    pub(crate) fn account(&self) -> (Arc<Tally>, Option<EngineName>, bool) {
+        let (tally, passed_on, pair, reached_at) = {
             let facts = self.facts();
             (
                 Arc::clone(&facts.tally),
                 facts.passed_on_bytes,
                 facts.pair.clone(),
+                facts.reached_at,
             )
         };
         let moved = pair.as_ref().map(Observer::counters).unwrap_or_default();
         self.account_up_to(&tally, [moved.a_to_b + passed_on, moved.b_to_a]);
         self.account_attempts(&tally, pair.as_ref());
+        self.account_answer(&tally, pair.as_ref(), reached_at);
+        let is_lost = pair.as_ref().is_some_and(|pair| pair.why_lost().is_some());
         let engine = pair.map(|pair| pair.engine().0);
-        (tally, engine)
+        (tally, engine, is_lost)
     }
 
     /// Its end is counted, and what has moved until then.
@@ -178,6 +194,7 @@ impl Session {
         let bytes = [moved.a_to_b + facts.passed_on_bytes, moved.b_to_a];
         self.account_up_to(&facts.tally, bytes);
         self.account_attempts(&facts.tally, facts.pair.as_ref());
+        self.account_answer(&facts.tally, facts.pair.as_ref(), facts.reached_at);
         facts
             .tally
             .ended(outcome.map(|outcome| outcome.engine), ending);
@@ -196,6 +213,21 @@ impl Session {
             if self.accounted_attempts.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
                 tally.promoted(promotion);
             }
+        }
+    }
+
+    fn account_answer(&self, tally: &Tally, pair: Option<&Observer>, reached_at: Option<Instant>) {
+        if self.accounted_answer.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(reached_at) = reached_at
+            && let Some(first) = pair.and_then(Observer::first_moved_at)
+            && !self.accounted_answer.swap(true, Ordering::Relaxed)
+        {
+            // A loop knows the time at which its turn began.
+            tally
+                .answering
+                .add(first.saturating_duration_since(reached_at));
         }
     }
 
@@ -223,6 +255,7 @@ impl Facts {
             server: None,
             asked: None,
             target: None,
+            reached_at: None,
             passed_on_bytes: 0,
             pair: None,
             never_spliced: None,

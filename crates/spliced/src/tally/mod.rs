@@ -35,6 +35,8 @@ pub(crate) struct Tally {
     pub(crate) deciding: Durations,
     /// From there to the connection to a server.
     pub(crate) connecting: Durations,
+    /// From there to the first byte of the server.
+    pub(crate) answering: Durations,
 }
 
 /// The tallies of one listener.
@@ -259,8 +261,11 @@ words! {
     /// What has come of giving a session to an engine in the kernel.
     Promotion {
         Taken = "taken",
-        /// The engine had it, and could not keep it.
-        GivenBack = "given_back",
+        /// The engine had it, and could not keep it: the network or a peer got in the way.
+        GivenBackByNetwork = "given_back_network",
+        /// Packet filters of this host got in the way, or BPF programs of others.
+        GivenBackByFilters = "given_back_filters",
+        GivenBack = "given_back_other",
         /// Not in the state that it was in: a stream had ended, for one.
         Declined = "declined",
         /// The network or a peer is in the way.
@@ -281,6 +286,8 @@ impl From<Attempt> for Promotion {
     fn from(attempt: Attempt) -> Self {
         match attempt {
             Attempt::Taken => Self::Taken,
+            Attempt::GivenBackByNetwork => Self::GivenBackByNetwork,
+            Attempt::GivenBackByFilters => Self::GivenBackByFilters,
             Attempt::GivenBack => Self::GivenBack,
             Attempt::Declined => Self::Declined,
             Attempt::Network => Self::Network,

@@ -29,6 +29,7 @@ use splice::Address;
 
 use self::answer_age::{AnswerAge, Use};
 pub(crate) use self::moved::Moved;
+use self::moved::Moves;
 use self::own_address::may_lead_to;
 pub(crate) use self::own_address::{Meeting, leads_to};
 pub(crate) use self::own_address::{follow_routes, is_on_this_host, is_own};
@@ -68,6 +69,7 @@ struct Known {
     /// Addresses that were left out, since the relay itself listens there.
     own: Vec<SocketAddress>,
     age: AnswerAge,
+    moves: Moves,
     /// It is asked for even if nobody connects.
     is_kept_current: bool,
     /// The addresses that the relay listens on, once it does.
@@ -242,6 +244,7 @@ impl Target {
     }
 
     fn tell(&self, moved: Option<Moved>) {
+        let moved = self.lock().moves.answered(moved, Instant::now());
         match (self.follower.get(), moved) {
             (Some(follow), moved) => follow(moved),
             (None, Some(moved)) => tracing::info!("{} is {moved}", self.address),

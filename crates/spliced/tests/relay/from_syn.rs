@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::Stdio;
+use std::thread;
 
 use netlab::{Lab, Namespace, Need, Scratch, available};
 use rustix::process::Signal;
@@ -83,7 +84,7 @@ fn nft(namespace: &Namespace, rules: &str) -> String {
 fn converse(near: &Peer, far: &Peer) {
     const BYTES: u64 = 300_000;
     for (from, to, payload) in [(near, far, Payload::new(1)), (far, near, Payload::new(2))] {
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             scope.spawn(|| {
                 from.send(payload, 0, BYTES);
                 from.end_stream();
@@ -110,6 +111,22 @@ fn they_are_counted_in_the_metrics() {
             && reading.sum("spliced_listener_open_connections", &[]) == 1
             && reading.sum("spliced_server_open_connections", &[]) == 1
     });
+    // While it lives, and each byte once.
+    const LIVE: [u64; 2] = [70_001, 1_000_003];
+    let moved = || {
+        ["client_to_target", "target_to_client"].map(|direction| {
+            let labels = [("direction", direction)];
+            Reading::at(socket).sum("spliced_moved_bytes_total", &labels)
+        })
+    };
+    let payloads = [Payload::new(3), Payload::new(4)];
+    thread::scope(|scope| {
+        scope.spawn(|| near.send(payloads[0], 0, LIVE[0]));
+        scope.spawn(|| far.send(payloads[1], 0, LIVE[1]));
+        scope.spawn(|| near.expect(payloads[1], 0, LIVE[1]));
+        far.expect(payloads[0], 0, LIVE[0]);
+    });
+    until("what has passed is counted", || moved() == LIVE);
     converse(&near, &far);
     assert_eq!(stage.entry()["why_engine"], "from the SYN on");
     let labels = [
@@ -122,11 +139,11 @@ fn they_are_counted_in_the_metrics() {
         reading.sum("spliced_sessions_ended_total", &labels) == 1
             && reading.sum("spliced_listener_open_connections", &[]) == 0
     });
+    assert_eq!(moved(), LIVE.map(|live| live + 300_000));
+    let labels = [labels[0]];
     let reading = Reading::at(socket);
-    for direction in ["client_to_target", "target_to_client"] {
-        let labels = [labels[0], ("direction", direction)];
-        assert_eq!(reading.sum("spliced_moved_bytes_total", &labels), 300_000);
-    }
+    let all = reading.sum("spliced_moved_bytes_total", &labels);
+    assert_eq!(all, moved().iter().sum::<u64>());
 }
 
 /// A SYN goes to one address only, so it cannot be raced.

@@ -140,7 +140,8 @@ fn with_too_few_descriptors_one_sentence_names_the_limit() {
         assert_eq!(output.status.code(), Some(1), "{limit}: {said}");
         assert_eq!(said.lines().count(), 1, "{limit}: {said}");
         assert!(
-            said.contains("no file descriptors left; raise RLIMIT_NOFILE"),
+            said.contains("no file descriptors left: its limit (RLIMIT_NOFILE) is ")
+                && said.contains("; raise RLIMIT_NOFILE"),
             "{limit}: {said}"
         );
     }

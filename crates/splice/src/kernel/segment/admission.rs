@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::Segment;
 use super::eligibility::{Obstacle, device, refused, why_filtered};
-use crate::firewall::{PassState, Refusal};
-use crate::kernel::Cause;
+use crate::firewall::{self, PassState};
+use crate::kernel::{Cause, Refusal};
 use crate::outcome::Side;
 use splice_bpf::types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
 use std::task::Waker;
@@ -50,9 +50,9 @@ impl Segment {
                 self.pass = Some(pass);
                 Ok(())
             }
-            Err(Refusal::NotYet) => Err(Obstacle::NotNow),
-            Err(Refusal::Short) => Err(Obstacle::Short),
-            Err(Refusal::Because(why)) => {
+            Err(firewall::Refusal::NotYet) => Err(Obstacle::NotNow),
+            Err(firewall::Refusal::Short) => Err(Obstacle::Short),
+            Err(firewall::Refusal::Because(why)) => {
                 refused(Cause::Filters, format!("packet filters: {why}; {REMEDY}"))
             }
         }
@@ -83,10 +83,13 @@ impl Segment {
     }
 
     /// Why the pair may not bypass the filters any more, if they have changed.
-    pub(super) fn why_revoked(&self) -> Option<String> {
+    pub(super) fn why_revoked(&self) -> Option<Refusal> {
         match self.pass.as_ref()?.state() {
-            PassState::Revoked(why) => Some(format!("packet filters: {why}; {REMEDY}")),
-            PassState::Gone(why) => Some(why),
+            PassState::Revoked(why) => {
+                let why = format!("packet filters: {why}; {REMEDY}");
+                Some(Cause::Filters.because(why))
+            }
+            PassState::Gone(why) => Some(Cause::Network.because(why)),
             PassState::Admitted | PassState::Unsettled => None,
         }
     }

@@ -5,17 +5,24 @@ use std::time::Instant;
 
 use super::flow::Flow;
 use crate::kernel::KernelCounters;
+use crate::routing::CourseReader;
 use splice_bpf::types::segment_mark as mark;
 
 /// The pair's counters, which are in its flow from the moment on in which it has one.
 #[derive(Debug, Default)]
 pub(super) struct FlowCounters {
     flow: OnceLock<Arc<Flow>>,
+    course: OnceLock<CourseReader>,
 }
 
 impl FlowCounters {
     pub(super) fn flow(&self) -> Option<&Arc<Flow>> {
         self.flow.get()
+    }
+
+    /// The way of a pair is watched from one moment on.
+    pub(super) fn set_course(&self, course: CourseReader) {
+        let _ = self.course.set(course);
     }
 
     /// A pair gets its flow once.
@@ -34,6 +41,14 @@ impl KernelCounters for FlowCounters {
 
     fn moved_at(&self, now: Instant) -> Option<Instant> {
         now.checked_sub(self.flow()?.idle_for())
+    }
+
+    fn first_moved_at(&self, now: Instant) -> Option<Instant> {
+        now.checked_sub(self.flow()?.since_first()?)
+    }
+
+    fn why_lost(&self) -> Option<String> {
+        self.course.get()?.why_closed()
     }
 
     fn ended_streams(&self) -> [bool; 2] {

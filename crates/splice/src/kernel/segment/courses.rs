@@ -12,10 +12,11 @@ use super::change_over::Phase;
 use super::eligibility::{Obstacle, device, longest_packet, refused};
 use super::flow::Flow;
 use crate::endpoint::Endpoint;
-use crate::kernel::Cause;
+use crate::kernel::{Cause, Refusal};
 use crate::outcome::Side;
-use crate::routing::{Ends, Leg, Refusal, Routed};
-use splice_bpf::types::SegmentInspection;
+use crate::routing::{self, Ends, Leg, Routed};
+use splice_bpf::types::{SegmentInspection, segment_socket_flag as has};
+use splice_firewall::PortRule;
 
 /// How soon to look again whether a pair that the program holds can go back.
 const UNROUTED_PAUSE: Duration = Duration::from_millis(200);
@@ -35,6 +36,13 @@ impl Segment {
         if self.routed.is_some() {
             return Ok(());
         }
+        if found
+            .socket
+            .iter()
+            .any(|socket| socket.flags & has::RULED != 0)
+        {
+            return refused(Cause::Network, self.why_ruled(addresses));
+        }
         let routing = self.datapath.routing()?;
         let legs = [0, 1].map(|side: usize| {
             let (local, peer) = addresses[side];
@@ -50,16 +58,45 @@ impl Segment {
             }
         });
         match routing.admit(legs, self.asked.peers, waker) {
-            Ok(routed) => self.routed = Some(routed),
-            Err(Refusal::Because(why)) => return refused(Cause::Network, why),
-            Err(Refusal::Short) => return Err(Obstacle::Short),
+            Ok(routed) => {
+                self.counters.set_course(routed.reader());
+                self.routed = Some(routed);
+            }
+            Err(routing::Refusal::Because(why)) => return refused(Cause::Network, why),
+            Err(routing::Refusal::Short) => return Err(Obstacle::Short),
         }
         Ok(())
     }
 
+    /// Which rule may route the pair's connections by what translated segments do not tell. The kernel looks at ports as soon
+    /// as one rule asks for them, whomever that concerns.
+    fn why_ruled(&self, addresses: [(SocketAddr, SocketAddr); 2]) -> String {
+        const WHAT: &str = "may be routed by port or protocol, which translated segments are not";
+        let rules = PortRule::all(addresses[0].0.is_ipv4()).unwrap_or_default();
+        for rule in &rules {
+            for (side, (local, peer)) in Side::BOTH.into_iter().zip(addresses) {
+                let ends = Ends {
+                    local,
+                    peer,
+                    type_of_service: 0,
+                    is_transparent: false,
+                };
+                if rule.may_concern(&ends) {
+                    let whose = self.asked.peers.of(side);
+                    return format!("the connection with {whose} {WHAT} ({rule})");
+                }
+            }
+        }
+        match rules.first() {
+            Some(rule) => format!("connections of this host {WHAT} ({rule})"),
+            None => format!("connections of this host {WHAT} (ip rule)"),
+        }
+    }
+
     /// Why the pair may not bypass the stack any more, if so.
-    pub(super) fn why_not_bypassing(&self) -> Option<String> {
-        self.why_revoked().or_else(|| self.why_moved())
+    pub(super) fn why_not_bypassing(&self) -> Option<Refusal> {
+        let moved = || Some(Cause::Network.because(self.why_moved()?));
+        self.why_revoked().or_else(moved)
     }
 
     /// Why the network stack would not send as the program does any more, if so.
@@ -68,11 +105,10 @@ impl Segment {
     }
 
     /// Why some of the pair's segments may not reach the program any more, if so.
-    pub(super) fn why_not_seen(&self) -> Option<String> {
+    pub(super) fn why_not_seen(&self) -> Option<Refusal> {
         let mut attached = self.attached.iter().flatten();
-        attached
-            .find_map(|attached| attached.why_lost())
-            .map(str::to_owned)
+        let why = attached.find_map(|attached| attached.why_lost())?;
+        Some(Cause::Filters.because(why.to_owned()))
     }
 
     /// Some of the pair's segments would get lost now.
@@ -87,10 +123,7 @@ impl Segment {
             return;
         };
         let course = self.routed.as_ref().map(Routed::course).unwrap_or_default();
-        let goes_back = self
-            .why_not_bypassing()
-            .or_else(|| self.why_not_seen())
-            .is_some();
+        let goes_back = self.why_not_bypassing().is_some() || self.why_not_seen().is_some();
         let has_to_wait = goes_back && !self.is_routed();
         for (side, closed) in course.closed.iter().enumerate() {
             flow.close(side, has_to_wait || closed.is_some());

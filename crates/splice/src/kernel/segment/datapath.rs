@@ -1,5 +1,6 @@
 //! The kernel side in one network namespace: programs, maps, and the devices that they are attached to.
 
+pub(crate) mod absence;
 mod attachment;
 mod before;
 mod behind;
@@ -185,6 +186,10 @@ impl Datapath {
 
     /// The same, with a reason and a remedy where there is none.
     pub(crate) fn found() -> Found {
+        if let Some(obstacle) = Obstacle::without_net_admin() {
+            // With CAP_SYS_ADMIN the programs can be loaded, and then nothing can be asked by netlink.
+            return Err(Obstacle::foreseen().unwrap_or(obstacle));
+        }
         Self::watched().map_err(|error| Obstacle::of_bpf(&error))
     }
 

@@ -138,10 +138,6 @@ pub(super) fn examine(
                  segments have not",
             ),
             (
-                has::RULED,
-                "may be routed by its port or protocol (ip rule), which translated segments are not",
-            ),
-            (
                 has::COUNTS_ECN,
                 "uses accurate ECN (net.ipv4.tcp_ecn below 3 turns it off)",
             ),
@@ -154,7 +150,7 @@ pub(super) fn examine(
         ] {
             if socket.flags & bit & !bypassed != 0 {
                 let cause = match bit {
-                    has::WRAPPED | has::RULED => Cause::Network,
+                    has::WRAPPED => Cause::Network,
                     has::FILTERED | has::EXTENDED => Cause::Filters,
                     _ => Cause::Sockets,
                 };

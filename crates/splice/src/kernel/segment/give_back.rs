@@ -30,7 +30,7 @@ use super::sockets::{self, addresses_of, wake};
 use super::standing::is_gone;
 use crate::endpoint::Endpoint;
 use crate::kernel::{
-    Aftermath, KernelCounters as _, KernelEngine as _, Next, PairView, Returned, Turn,
+    self, Aftermath, Cause, KernelCounters as _, KernelEngine as _, Next, PairView, Returned, Turn,
 };
 use crate::outcome::{Reason, Side};
 use splice_base::repair::{self, Refusal, Repair, RepairQueue};
@@ -145,10 +145,9 @@ impl Segment {
             }
         }
         let moved_bytes = self.counters.moved_bytes();
-        let why = self
+        let refusal = self
             .why_back(flow)
-            .unwrap_or_else(|| "the pair was given back".into());
-        let why = format!("segment: {why}");
+            .unwrap_or_else(|| Cause::State.because("the reason is over"));
         self.let_pass(flow);
         flow.return_to_sockets(leftover.each_ref().map(Leftover::sent_to));
         // One that comes from here on goes to its socket.
@@ -182,7 +181,7 @@ impl Segment {
             ends_after_bytes: leftover
                 .each_ref()
                 .map(|left| left.has_end.then_some(left.unread.len() as u64)),
-            why: why.into(),
+            refusal,
             left: Box::new(CatchUp {
                 flow: Arc::clone(flow),
                 pause: SHORTEST_PAUSE,
@@ -199,10 +198,13 @@ impl Segment {
     }
 
     /// Why the pair has to go back, if it has.
-    pub(super) fn why_back(&self, flow: &Flow) -> Option<String> {
+    pub(super) fn why_back(&self, flow: &Flow) -> Option<kernel::Refusal> {
         let untranslatable = flow.untranslatable();
         untranslatable
-            .map(|(side, how)| format!("{}'s segments {how}", self.asked.peers.of(side)))
+            .map(|(side, how)| {
+                let why = format!("{}'s segments {how}", self.asked.peers.of(side));
+                Cause::Network.because(why)
+            })
             // First: where the program comes first then, others count as filters behind it.
             .or_else(|| self.why_not_seen())
             .or_else(|| self.why_not_bypassing())

@@ -47,8 +47,8 @@ impl Segment {
         }
         match self.change_over.phase() {
             Phase::New | Phase::Watching => {
-                if let Some(why) = self.why_revoked() {
-                    return refused_turn(&Cause::Filters.because(why));
+                if let Some(refusal) = self.why_revoked() {
+                    return refused_turn(&refusal);
                 }
                 // It is not reset for that, as little as one that has changed over.
                 if let Some(why) = self.why_moved() {

@@ -73,7 +73,7 @@ use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Notifier;
 use splice_base::obstacle::Obstacle;
-use splice_bpf::clock::coarse_now_ns;
+use splice_bpf::clock::{coarse_now_ns, now_ns};
 
 /// Whether the engine can be used in this process.
 ///
@@ -116,6 +116,8 @@ struct Redirected {
     indices: [AtomicU64; 2],
     /// What a direction that had an entry has moved.
     released_bytes: [AtomicU64; 2],
+    /// When the second direction, which had an entry, first moved something; 0: it never did.
+    released_first_ns: AtomicU64,
 }
 
 impl KernelCounters for Redirected {
@@ -144,6 +146,24 @@ impl KernelCounters for Redirected {
             coarse_now_ns().saturating_sub(last_ns),
         ))
     }
+
+    fn first_moved_at(&self, now: Instant) -> Option<Instant> {
+        let first_ns = Some(self.first_ns()).filter(|first| *first > 0)?;
+        now.checked_sub(Duration::from_nanos(now_ns().saturating_sub(first_ns)))
+    }
+}
+
+impl Redirected {
+    /// When the second direction first moved something; 0: it has not.
+    fn first_ns(&self) -> u64 {
+        match self.indices[1].load(Ordering::Acquire) {
+            0 => self.released_first_ns.load(Ordering::Relaxed),
+            index => {
+                let entry = self.shared.entry((index - 1) as u32);
+                entry.first_ns.load(Ordering::Relaxed)
+            }
+        }
+    }
 }
 
 impl Sockmap {
@@ -156,6 +176,7 @@ impl Sockmap {
                 shared: Arc::clone(&shared),
                 indices: Default::default(),
                 released_bytes: Default::default(),
+                released_first_ns: AtomicU64::new(0),
             }),
             shared,
             halves: Vec::new(),
@@ -265,9 +286,12 @@ impl KernelEngine for Sockmap {
             moved[index] = half.pushed(&self.shared, directions[index]);
         }
         for (index, half) in self.halves.iter_mut().enumerate() {
+            let first_ns = self.counters.first_ns();
             half.remove(&self.shared, ends[index]);
             // The entry belongs to no direction now.
             self.counters.released_bytes[index].store(moved[index], Ordering::Relaxed);
+            let released = &self.counters.released_first_ns;
+            released.store(first_ns, Ordering::Relaxed);
             self.counters.indices[index].store(0, Ordering::Release);
         }
         for half in &self.halves {

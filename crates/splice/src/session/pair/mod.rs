@@ -207,6 +207,9 @@ impl Pair {
                 self.status.meter.set(from.index(), after);
                 self.moved_at = cx.now();
                 self.status.meter.moved(self.moved_at);
+                if from == Side::B && before == 0 {
+                    self.status.meter.moved_first(self.moved_at);
+                }
             }
             let stream = match (
                 direction.has_ended(),

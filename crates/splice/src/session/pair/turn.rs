@@ -112,12 +112,19 @@ impl Pair {
         self.status.meter.settle(given);
         self.moved_at = self.last_moved_at(Instant::now());
         self.status.meter.moved(self.moved_at);
-        self.kernel = None;
+        let Refusal { cause, why } = returned.refusal;
+        if let Some(kernel) = self.kernel.take() {
+            let bytes: u64 = returned.moved_bytes.iter().sum();
+            let had = format!(
+                "{} moved {bytes} bytes and gave the pair back: {why}",
+                kernel.name()
+            );
+            self.declined = Some(Box::new(had.into()));
+        }
         self.taken = false;
         self.is_notified = false;
         self.promotion = None;
-        self.status.attempts.note(Attempt::GivenBack);
-        self.declined = Some(Box::new(returned.why));
+        self.status.attempts.note(Attempt::given_back(cause));
         self.status.set_engine(self.engine());
         returned.left
     }

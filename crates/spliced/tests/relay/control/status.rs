@@ -10,7 +10,8 @@ use super::{answers, relay_to_nobody};
 use crate::doctor::{NOBODY, for_anybody};
 use crate::patience::until_found;
 use crate::peer::Peer;
-use crate::relay::{Relay, command, output};
+use crate::relay::{BINARY, Relay, command, limit_with, output};
+use crate::server::Server;
 
 /// It has no checks and no other server beside it, so that it stays in use.
 #[test]
@@ -93,4 +94,103 @@ fn a_process_without_rights_says_that_it_copies_and_what_to_do() {
     let (relay, status) = start("copy");
     assert!(!status.contains("copied"), "{status}");
     assert_eq!(relay.lines_logged("copied"), 0);
+}
+
+/// CAP_SYS_ADMIN stands for it where programs are loaded, but not where packet filters and routes are read.
+#[test]
+fn a_process_without_cap_net_admin_says_so_and_not_that_filters_are_in_the_way() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let mut relay = Process::command("setpriv");
+    relay
+        .args([
+            "--bounding-set",
+            "-net_admin",
+            "--inh-caps",
+            "-net_admin",
+            "--",
+        ])
+        .arg(BINARY)
+        .args(["relay", "127.0.0.1:0", "127.0.0.1:9", "--control"])
+        .arg(&socket)
+        .env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut relay);
+    let why = relay.wait_logged(
+        "WARN connections are copied and not spliced: engine segment cannot be used: this process lacks CAP_NET_ADMIN; ",
+    );
+    assert!(
+        why.contains("run it as root, or give it CAP_NET_ADMIN (setcap"),
+        "{why}"
+    );
+    answers(&socket);
+    let status = output(command(&["status", "--control"]).arg(&socket));
+    let status = String::from_utf8(status.stdout).expect("text");
+    let line = "\ncopied and not spliced: engine segment cannot be used: this process lacks CAP_NET_ADMIN; ";
+    assert!(status.contains(line), "{status}");
+    let mut named = Process::command("setpriv");
+    named
+        .args([
+            "--bounding-set",
+            "-net_admin",
+            "--inh-caps",
+            "-net_admin",
+            "--",
+        ])
+        .arg(BINARY)
+        .args(["relay", "127.0.0.1:0", "127.0.0.1:9", "--engine", "segment"]);
+    let refused = output(&mut named);
+    let said = String::from_utf8(refused.stderr).expect("text");
+    assert!(
+        !refused.status.success() && said.contains("lacks CAP_NET_ADMIN"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_limit_of_descriptors_that_keeps_segment_from_being_loaded_is_told_once() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("control").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let server = Server::new();
+    // Enough for the relay and its connections.
+    let limit = limit_with(36);
+    let mut relay = Process::command("prlimit");
+    relay
+        .arg(format!("--nofile={limit}:{limit}"))
+        .arg(BINARY)
+        .args([
+            "relay",
+            "127.0.0.1:0",
+            &server.address,
+            "--threads",
+            "1",
+            "--control",
+        ])
+        .arg(&socket)
+        .env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut relay);
+    answers(&socket);
+    let shown = || {
+        let status = output(command(&["status", "--control"]).arg(&socket));
+        String::from_utf8(status.stdout).expect("text")
+    };
+    let why = format!(
+        "engine segment cannot be used: the process has no file descriptors left: its limit (RLIMIT_NOFILE) is {limit}; \
+         raise RLIMIT_NOFILE (ulimit -n, or LimitNOFILE= of its service)"
+    );
+    let line = format!(" WARN connections are copied and not spliced: {why}");
+    for _ in 0..2 {
+        let near = Peer::connect(&relay.address);
+        let far = server.accept();
+        relay.wait_logged(&line);
+        assert!(shown().contains(&format!("\ncopied and not spliced: {why}\n")));
+        near.write_number(1);
+        assert_eq!(far.read_number(), 1);
+    }
+    assert_eq!(relay.lines_logged(&line), 1);
 }

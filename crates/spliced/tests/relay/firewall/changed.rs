@@ -136,10 +136,10 @@ fn expect_gone_back(host: &Host, engine: &str, port: u16, rule: &str) {
         return;
     }
     let why = entry["why_engine"].as_str().expect("text");
-    let expected = format!("segment: packet filters: {rule};");
+    let expected = format!("gave the pair back: packet filters: {rule};");
     assert!(why.contains(&expected), "{entry}");
     let told = host.hop.relay.wait_logged(rule);
-    for part in [" WARN ", "spliced connections go back to the network stack"] {
+    for part in [" WARN ", "to the network stack, where the filters apply"] {
         assert!(told.contains(part), "no {part:?} in {told:?}");
     }
 }
@@ -436,7 +436,7 @@ fn untracked_pairs_go_on(engine: &str) {
     if engine != "copy" {
         host.hop
             .relay
-            .wait_logged(": 1 spliced connections go back");
+            .wait_logged(": 1 spliced connection goes back");
     }
     old.round();
     let new = taken(&host, engine, CLIENT_PORT + 1, &[]);

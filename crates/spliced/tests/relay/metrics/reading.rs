@@ -52,12 +52,17 @@ impl Reading {
 
     /// The sum of all samples that have these labels.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        self.total(name, labels) as u64
+    }
+
+    /// The same with its fraction.
+    pub(crate) fn total(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let is_one = |sample: &&Sample| {
             let has = |(name, value): &(&str, &str)| sample.labels.get(name) == Some(value);
             sample.metric == name && labels.iter().all(has)
         };
         let samples = self.0.samples.iter().filter(is_one);
-        samples.map(|sample| number(sample) as u64).sum()
+        samples.map(number).sum()
     }
 
     /// Every counter with its labels.

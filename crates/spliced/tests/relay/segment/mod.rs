@@ -5,6 +5,7 @@ mod reasons;
 mod refusal;
 mod row;
 mod size;
+mod told;
 pub(crate) mod witness;
 
 use netlab::Namespace;

@@ -27,7 +27,7 @@ struct Case {
     result: &'static str,
 }
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     Case {
         client: ELSEWHERE,
         server: BESIDE_THE_RELAY,
@@ -47,9 +47,31 @@ const CASES: [Case; 5] = [
     Case {
         client: ELSEWHERE,
         server: ELSEWHERE,
-        setting: Some(&["ip", "rule", "add", "dport", "9", "lookup", "main"]),
-        why: "segment: the connection with the client may be routed by its port or protocol (ip rule), \
-              which translated segments are not",
+        setting: Some(&[
+            "ip", "rule", "add", "pref", "7", "dport", "9", "lookup", "main",
+        ]),
+        why: "segment: connections of this host may be routed by port or protocol, which translated segments are not \
+              (ip rule 7: from all dport 9 lookup main)",
+        result: "network",
+    },
+    Case {
+        client: ELSEWHERE,
+        server: ELSEWHERE,
+        setting: Some(&[
+            "ip",
+            "rule",
+            "add",
+            "pref",
+            "7",
+            "to",
+            "198.18.2.0/24",
+            "ipproto",
+            "6",
+            "lookup",
+            "main",
+        ]),
+        why: "segment: the connection with the server may be routed by port or protocol, which translated segments are \
+              not (ip rule 7: from all to 198.18.2.0/24 ipproto tcp lookup main)",
         result: "network",
     },
     Case {

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use splice_base::obstacle::Obstacle;
 use splice_base::shortage::is_shortage;
 
-use super::{Datapath, Found, LOOPBACK};
+use super::{Datapath, Found, LOOPBACK, absence};
 use crate::kernel::segment::pace::Pace;
 use crate::reactor::Local;
 
@@ -47,7 +47,17 @@ impl Absent {
 }
 
 fn load() -> Result<Arc<Datapath>, Absent> {
+    if let Some(obstacle) = Obstacle::without_net_admin() {
+        let obstacle = Obstacle::foreseen().unwrap_or(obstacle);
+        return Err(Absent::new(obstacle, None));
+    }
     Datapath::watched().map_err(|error| Absent::new(Obstacle::of_bpf(&error), error.errno()))
+}
+
+/// What has come of loading it for pairs that go on without: tells if that is news.
+fn noted(found: Result<Arc<Datapath>, Absent>) -> Result<Arc<Datapath>, Absent> {
+    absence::note(found.as_ref().err().map(|absent| &absent.obstacle));
+    found
 }
 
 fn told(found: &Result<Arc<Datapath>, Absent>) -> Found {
@@ -63,6 +73,12 @@ impl DatapathHandle {
         told(self.found.get_or_insert_with(load))
     }
 
+    /// The same for pairs that go on without it.
+    pub(crate) fn datapath_for_auto(&mut self) -> Found {
+        self.forget_shortage();
+        told(self.found.get_or_insert_with(|| noted(load())))
+    }
+
     /// The same without waiting, as all pairs of the loop would have to: `None` while another thread loads
     /// the program.
     pub(crate) fn datapath_at_hand(&mut self) -> Option<Found> {
@@ -72,7 +88,9 @@ impl DatapathHandle {
                 Some(loading) if loading.is_finished() => {
                     let found = loading.join();
                     let defect = || Obstacle::new("loading the program failed", "report it");
-                    Some(found.unwrap_or_else(|_| Err(Absent::new(defect(), None))))
+                    Some(noted(
+                        found.unwrap_or_else(|_| Err(Absent::new(defect(), None))),
+                    ))
                 }
                 Some(loading) => {
                     self.loading = Some(loading);
@@ -88,7 +106,10 @@ impl DatapathHandle {
                         let reason = format!("no thread can load the program: {error}");
                         let remedy = "raise RLIMIT_NPROC, or pids.max of the control group";
                         let errno = Errno::from_io_error(&error);
-                        Some(Err(Absent::new(Obstacle::new(reason, remedy), errno)))
+                        Some(noted(Err(Absent::new(
+                            Obstacle::new(reason, remedy),
+                            errno,
+                        ))))
                     }
                 },
             };

@@ -35,7 +35,6 @@ fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
         (has::MARKED, Cause::Sockets, "SO_MARK"),
         (has::CLASSED, Cause::Sockets, "IP_TOS"),
         (has::BOUND, Cause::Sockets, "VRF"),
-        (has::RULED, Cause::Network, "ip rule"),
         // Linux 6.18 knows accurate ECN and does not negotiate it (`net.ipv4.tcp_ecn` takes no 3).
         (has::COUNTS_ECN, Cause::Sockets, "accurate ECN"),
         (has::FILTERED, Cause::Filters, "control group"),

@@ -25,6 +25,8 @@ pub struct Forwarded {
     pub client_to_server_bytes: u64,
     /// How many bytes of the server the client has acknowledged.
     pub server_to_client_bytes: u64,
+    /// How many of both no [`ForwardEvent::Counted`](crate::ForwardEvent::Counted) has told of.
+    pub untold_bytes: [u64; 2],
     /// From its SYN to its last segment.
     pub lasted: Duration,
     /// How it ended.
@@ -101,7 +103,7 @@ fn tuple(side: &SegmentSide) -> SegmentTuple {
 }
 
 /// How many bytes of a side's stream the other side has acknowledged.
-fn acknowledged(flow: &SegmentFlow, side: usize) -> u64 {
+pub(super) fn acknowledged(flow: &SegmentFlow, side: usize) -> u64 {
     let (first, side) = (flow.first[side].load(Relaxed), &flow.side[side]);
     let acked = side.acked.load(Relaxed);
     // The low half has wrapped around with the sequence numbers; the upper one counts that.
@@ -125,20 +127,23 @@ fn end(flow: &SegmentFlow) -> ForwardEnd {
 }
 
 impl Forwarded {
-    /// What the flow tells. `cause`: why user space has ended it, if it has.
-    pub(super) fn of(flow: &SegmentFlow, cause: Option<ForwardEnd>) -> Self {
+    /// What the flow tells. `told_bytes`: what its owner was told of its bytes. `cause`: why user space has ended it, if it
+    /// has.
+    pub(super) fn of(flow: &SegmentFlow, told_bytes: [u64; 2], cause: Option<ForwardEnd>) -> Self {
         let [from_client, to_server] = tuples(flow);
         let (listener, client) = addresses_of(&from_client);
         let (server, source) = addresses_of(&to_server);
         let opened_ns = flow.opened_ns.load(Relaxed);
         let last_ns = flow.last_ns.load(Acquire);
+        let bytes = [0, 1].map(|side| acknowledged(flow, side));
         Self {
             client,
             listener,
             source,
             server,
-            client_to_server_bytes: acknowledged(flow, 0),
-            server_to_client_bytes: acknowledged(flow, 1),
+            client_to_server_bytes: bytes[0],
+            server_to_client_bytes: bytes[1],
+            untold_bytes: [0, 1].map(|side: usize| bytes[side].saturating_sub(told_bytes[side])),
             lasted: Duration::from_nanos(last_ns.saturating_sub(opened_ns)),
             end: cause.unwrap_or_else(|| end(flow)),
         }

@@ -174,7 +174,7 @@ impl Forwards {
         let mut state = self.state();
         let owners = state.owners.clone();
         let mut events = Vec::new();
-        let mut counts = vec![BTreeMap::<_, (usize, u64)>::new(); owners.len()];
+        let mut counts = vec![BTreeMap::<_, Count>::new(); owners.len()];
         let State {
             origins,
             raw,
@@ -213,15 +213,21 @@ impl Forwards {
                 filter,
             };
             let begun = origin.begun(&self.datapath);
-            if (at + *looks).is_multiple_of(turns) {
+            let has_turn = (at + *looks).is_multiple_of(turns);
+            if has_turn {
                 origin.sweep(&self.datapath, raw.as_ref(), &terms, |one| {
                     events.push((Arc::clone(&owner), ForwardEvent::Ended(one)));
                 });
             }
             if let Some(at) = owners.iter().position(|one| Arc::ptr_eq(one, &owner)) {
                 let count = counts[at].entry(origin.server).or_default();
-                count.0 += origin.live;
-                count.1 += begun;
+                count.open += origin.live;
+                count.begun += begun;
+                if has_turn {
+                    for (sum, moved) in count.moved_bytes.iter_mut().zip(origin.moved_bytes) {
+                        *sum += moved;
+                    }
+                }
             }
         }
         for (owner, mut counts) in owners.into_iter().zip(counts) {
@@ -230,17 +236,23 @@ impl Forwards {
             for server in live.keys() {
                 counts.entry(*server).or_default();
             }
-            for (server, (open, begun)) in counts {
+            for (server, count) in counts {
+                let Count {
+                    open,
+                    begun,
+                    moved_bytes,
+                } = count;
                 let before = match (live.get(&server), open) {
                     (None | Some(0), 0) => live.remove(&server),
                     // None is told twice: another thread may be late to tell what it has counted before.
                     _ => live.insert(server, open),
                 };
-                if before.is_some() || open != 0 || begun != 0 {
+                if before.is_some() || open != 0 || begun != 0 || moved_bytes != [0; 2] {
                     let counted = ForwardEvent::Counted {
                         server,
                         open,
                         begun,
+                        moved_bytes,
                     };
                     events.push((Arc::clone(&owner), counted));
                 }
@@ -266,6 +278,14 @@ impl fmt::Debug for Forwards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Forwards").finish_non_exhaustive()
     }
+}
+
+/// What has happened at one server of an owner.
+#[derive(Clone, Default)]
+struct Count {
+    open: usize,
+    begun: u64,
+    moved_bytes: [u64; 2],
 }
 
 fn keep_alive_of(options: &ForwardOptions) -> Option<KeepAlive> {

@@ -17,7 +17,7 @@ use splice_bpf::types::{segment_mark as mark, segment_state as state};
 use super::super::datapath::Datapath;
 use super::super::flow::TIME_WAIT;
 use super::super::liveness::{Liveness, Patience, Silence, Step};
-use super::ended::{ForwardEnd, Forwarded};
+use super::ended::{ForwardEnd, Forwarded, acknowledged};
 use super::owner::Owner;
 use super::raw_socket::RawSocket;
 
@@ -42,6 +42,8 @@ pub(super) struct Origin {
     pub(super) ports: u32,
     /// Which slots have been reported, at the index of their port.
     told: Vec<bool>,
+    /// The bytes of live connections of which the owner was told, at the index of their port.
+    told_bytes: Vec<[u64; 2]>,
     /// How many connections had begun at the last look.
     begun: u64,
     /// Why user space has ended a connection, by its slot.
@@ -50,6 +52,8 @@ pub(super) struct Origin {
     silent: HashMap<u32, [Liveness; 2]>,
     /// How many connections were open or opening at the last look.
     pub(super) live: usize,
+    /// What was acknowledged on live connections between the last look and the one before.
+    pub(super) moved_bytes: [u64; 2],
     _claim: UnixDatagram,
 }
 
@@ -106,10 +110,12 @@ impl Origin {
             base,
             ports,
             told: vec![false; ports as usize],
+            told_bytes: vec![[0; 2]; ports as usize],
             begun: entry.opened.load(Relaxed),
             causes: HashMap::new(),
             silent: HashMap::new(),
             live: 0,
+            moved_bytes: [0; 2],
             _claim: claim,
         };
         // What a former owner has left.
@@ -201,6 +207,7 @@ impl Origin {
     ) {
         let entry = datapath.origin(self.index);
         let free = self.free(entry);
+        self.moved_bytes = [0; 2];
         if free == u64::from(self.ports) {
             self.live = 0;
             return;
@@ -226,6 +233,7 @@ impl Origin {
                 }
                 state::SPLICED => {
                     live += 1;
+                    self.tell_bytes(flow, slot);
                     let idle = terms
                         .idle_timeout
                         .filter(|most| since(&flow.moved_ns) > *most);
@@ -251,10 +259,11 @@ impl Origin {
                 state::TIME_WAIT => {
                     // Without a time of opening, no SYN was let through.
                     let is_void = flow.opened_ns.load(Relaxed) == 0;
-                    let told = &mut self.told[(slot - self.base) as usize];
-                    if !is_void && !std::mem::replace(told, true) {
+                    let at = (slot - self.base) as usize;
+                    if !is_void && !std::mem::replace(&mut self.told[at], true) {
                         self.silent.remove(&slot);
-                        ended(Forwarded::of(flow, self.causes.remove(&slot)));
+                        let cause = self.causes.remove(&slot);
+                        ended(Forwarded::of(flow, self.told_bytes[at], cause));
                     }
                     if is_void || is_rested(flow, now_ns, is_short) {
                         released.push(slot);
@@ -265,6 +274,16 @@ impl Origin {
         }
         self.release(datapath, entry, &released);
         self.live = live;
+    }
+
+    /// Counts what was acknowledged on a live connection since the last look.
+    fn tell_bytes(&mut self, flow: &SegmentFlow, slot: u32) {
+        let told = &mut self.told_bytes[(slot - self.base) as usize];
+        for (side, (moved, told)) in self.moved_bytes.iter_mut().zip(told).enumerate() {
+            let bytes = acknowledged(flow, side).max(*told);
+            *moved += bytes - *told;
+            *told = bytes;
+        }
     }
 
     /// Asks peers that have been silent for long, and says whether one of them is given up.
@@ -350,6 +369,7 @@ impl Origin {
             }
             for slot in slots {
                 self.told[(slot - self.base) as usize] = false;
+                self.told_bytes[(slot - self.base) as usize] = [0; 2];
                 datapath.flow(*slot).state.store(state::FREE, Release);
                 let tail = entry.tail.load(Relaxed);
                 let at = self.base + (tail % u64::from(self.ports)) as u32;

@@ -84,6 +84,9 @@ pub enum ForwardEvent {
         open: usize,
         /// So many have begun since.
         begun: u64,
+        /// So many bytes of clients, and of the server, were acknowledged since on connections that are open. What comes
+        /// to them until the end of a connection is in [`Forwarded::untold_bytes`].
+        moved_bytes: [u64; 2],
     },
 }
 
