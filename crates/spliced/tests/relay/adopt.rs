@@ -6,6 +6,7 @@ mod list;
 mod meanwhile;
 mod owner;
 mod refusals;
+mod sudden_end;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -268,22 +269,26 @@ fn the_end_of_a_stream_gives_the_sockets_back() {
     owner.client.expect(payload, 0, 300_000);
 }
 
+/// As without an adoption: socat reads the error, and ends.
 #[test]
-fn a_reset_stays_a_reset() {
+fn the_owner_meets_the_reset_of_a_connection() {
     let Some(mut owner) = Owner::socat() else {
         return;
     };
+    let [number, _] = owner.numbers();
     let mut adopt = owner.adopt();
     owner.expect_both_ways();
     owner.client.reset();
-    owner.server.expect_reset();
+    owner.server.expect_end();
     assert!(adopt.wait_end().success());
-    adopt.wait_logged("because of a failure of the connection of");
+    adopt.wait_logged(&format!(
+        "because of a failure of the connection of {number}"
+    ));
     let ended = owner
         .process
         .wait_at_most(crate::patience::PATIENCE)
         .expect("waited");
-    assert!(ended.is_some(), "the owner has its dead sockets back");
+    assert!(ended.is_some(), "the owner has met it");
 }
 
 #[test]
