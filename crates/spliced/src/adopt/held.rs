@@ -128,8 +128,7 @@ impl Held {
             side.refuse_urgent()?;
         }
         let owed_bytes = owed([&self.sides[0].side, &self.sides[1].side])?;
-        stood_still(&frozen)?;
-        let mut exchanged = Ok(());
+        let mut exchanged = Ok(stood_still(&frozen)?);
         let mut done = 0;
         for taken in &self.sides {
             let place = (taken.side.owner, taken.side.number);
@@ -137,7 +136,7 @@ impl Held {
             exchanged = put(&mut frozen, place, taken.side.inode()?, far.as_fd())
                 .and_then(|()| stood_still(&frozen));
             match &exchanged {
-                Ok(()) => done += 1,
+                Ok(_) => done += 1,
                 // It has the stand-in all the same, if it was only too late.
                 Err(_) if taken.side.owner.inode(taken.side.number) == Some(taken.far_inode) => {
                     done += 1;
@@ -146,19 +145,22 @@ impl Held {
                 Err(_) => break,
             }
         }
-        if let Err(error) = exchanged {
-            for taken in &self.sides[..done] {
-                let place = (taken.side.owner, taken.side.number);
-                put(&mut frozen, place, taken.far_inode, taken.side.real.as_fd()).with_context(
-                    || format!("{error:#}, and its other socket cannot be given back"),
-                )?;
+        let stood_still = match exchanged {
+            Ok(time) => time,
+            Err(error) => {
+                for taken in &self.sides[..done] {
+                    let place = (taken.side.owner, taken.side.number);
+                    put(&mut frozen, place, taken.far_inode, taken.side.real.as_fd())
+                        .with_context(|| {
+                            format!("{error:#}, and its other socket cannot be given back")
+                        })?;
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         for taken in &self.sides {
             taken.side.seize();
         }
-        let stood_still = frozen.first().map(Frozen::time).unwrap_or_default();
         drop(frozen);
         self.leave_far_ends();
         Ok(Exchanged {
@@ -401,9 +403,10 @@ fn freeze(owners: &[Owner]) -> Result<Vec<Frozen>> {
     Ok(frozen)
 }
 
-/// Refuses if one stands still for too long.
-fn stood_still(frozen: &[Frozen]) -> Result<()> {
-    frozen.iter().try_for_each(Frozen::refuse_late)
+/// How long they have stood still. Refuses if that is too long.
+fn stood_still(frozen: &[Frozen]) -> Result<Duration> {
+    let longest = |longest: Duration, one: &Frozen| Ok(one.refuse_late()?.max(longest));
+    frozen.iter().try_fold(Duration::ZERO, longest)
 }
 
 /// The owners, and processes that are not among those known.

@@ -252,6 +252,27 @@ fn the_report_in_words_has_a_line_each_second_and_one_at_the_end() {
 }
 
 #[test]
+fn how_long_the_owner_stood_still_is_told_and_bounded() {
+    let Some(owner) = Owner::nginx() else {
+        return;
+    };
+    for _ in 0..5 {
+        owner.expect_both_ways();
+        let mut adopt = owner.adopt_reporting(&["--json"]);
+        let line = adopt.wait_logged("; the owner stood still for ");
+        let mut lines = BufReader::new(adopt.take_stdout()).lines();
+        let report = lines.next().expect("a report").expect("a line");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        let seconds = report["stood_still_seconds"].as_f64().expect("seconds");
+        assert!(seconds > 0.0 && seconds <= 0.1, "{report}");
+        let told = format!("stood still for {:.1} ms", seconds * 1000.0);
+        assert!(line.contains(&told), "{line}: {report}");
+        adopt.terminate();
+        adopt.wait_logged("; the owner stood still for ");
+    }
+}
+
+#[test]
 fn the_end_of_a_stream_gives_the_sockets_back() {
     let Some(owner) = Owner::socat() else {
         return;
