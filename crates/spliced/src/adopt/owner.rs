@@ -209,10 +209,10 @@ impl Owner {
         Ok(matches!(state, Some('Z' | 'X') | None))
     }
 
-    /// Whether this process traces a thread.
+    /// Whether this thread traces one of the process.
     pub(super) fn is_traced_here(self, thread: i32) -> bool {
         let status = self.read(&format!("task/{thread}/status"));
-        let line = format!("TracerPid:\t{}", std::process::id());
+        let line = format!("TracerPid:\t{}", nix::unistd::gettid());
         status.is_ok_and(|status| status.lines().any(|found| found == line))
     }
 

@@ -11,7 +11,7 @@ mod sudden_end;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -24,13 +24,16 @@ use crate::relay::{CUT_SHORT, SAME_REQUEST};
 
 fn adopt_in_full_flow(owner: &Owner, times: usize) {
     in_full_flow(owner, |wait_further| {
-        for _ in 0..times {
+        for round in 0..times {
             wait_further();
             let mut adopt = owner.adopt();
             assert!(!owner.has_its_sockets());
             adopt.wait_logged("spliced moves everything");
             wait_further();
-            adopt.terminate();
+            // Ctrl-C does the same.
+            let signal = [Signal::TERM, Signal::INT][round % 2];
+            adopt.signal(signal);
+            assert!(adopt.wait_end().success());
             let line = adopt.wait_logged("given back because of a signal");
             assert!(!line.contains(" 0 bytes"), "{line}");
             assert!(owner.has_its_sockets());
@@ -101,9 +104,15 @@ fn an_owner_whose_sockets_are_adopted_needs_no_cpu_time() {
         };
         let cpu_time = || owner.process.cpu_time().expect("it runs");
         let of_passing = || {
-            let before = cpu_time();
+            let (before, since) = (cpu_time(), Instant::now());
             both_ways(&owner.client, &owner.server, 31, BYTES);
-            cpu_time() - before
+            let cpu_time = cpu_time() - before;
+            let seconds = since.elapsed().as_secs_f64();
+            eprintln!(
+                "{cpu_time:?}, {:.0} MB/s",
+                2.0 * BYTES as f64 / 1e6 / seconds
+            );
+            cpu_time
         };
         let by_itself = of_passing();
         let mut adopt = owner.adopt();
