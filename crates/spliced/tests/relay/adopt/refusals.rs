@@ -21,7 +21,7 @@ use crate::forbidden_call::{ForbiddenCall, GETDENTS64, READLINK};
 use crate::patience::{until, until_found};
 use crate::peer::Peer;
 use crate::programs::installed;
-use crate::relay::{Relay, command, output};
+use crate::relay::{BINARY, Relay, command, output};
 use crate::server::Server;
 use crate::tls;
 use crate::usage::{failure, sentence};
@@ -394,15 +394,15 @@ fn where_yama_forbids_tracing() {
     const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
     let before = std::fs::read_to_string(SCOPE).expect("Yama");
     let (near, _far) = netlab::connection();
-    let scratch = Scratch::new("adopt").expect("a directory");
+    // By its path: the shell of a guest has a smaller one of its own.
+    let setpriv = installed("setpriv", "util-linux").expect("a guest has it");
     let nobody = || {
-        let mut command = Process::command("setpriv");
+        let mut command = Process::command(&setpriv);
         command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"]);
         command
     };
     let owner = Process::spawn(nobody().args(["sleep", "1000"]).stdin(OwnedFd::from(near)))
         .expect("it starts");
-    let program = for_anybody(&scratch);
     let pid = owner.id().to_string();
     let name = format!("/proc/{pid}/comm");
     until("it sleeps", || {
@@ -411,19 +411,18 @@ fn where_yama_forbids_tracing() {
     std::fs::write(SCOPE, "1").expect("set");
     let mut adopt = nobody();
     adopt
-        .arg(&program)
+        .arg(BINARY)
         .args(["adopt", "--pid", &pid, "--fd", "0", "--fd", "1"])
         .env_remove("SPLICED_LOG");
     let told = output(&mut adopt);
     std::fs::write(SCOPE, before).expect("set back");
-    let sentence = sentence(&told);
-    eprintln!("{sentence}");
-    says(
-        &sentence,
-        &[
-            &format!("cannot take the descriptor 0 of the process {pid}"),
-            "kernel.yama.ptrace_scope",
-        ],
+    refuses(
+        &sentence(&told),
+        &format!(
+            "cannot take the descriptor 0 of the process {pid}: {}; run it as the same user, or with CAP_SYS_PTRACE, and look \
+             at kernel.yama.ptrace_scope",
+            std::io::Error::from(Errno::PERM)
+        ),
     );
     assert_eq!(told.status.code(), Some(REFUSED));
 }
