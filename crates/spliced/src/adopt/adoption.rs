@@ -21,6 +21,7 @@ use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use rustix::io::Errno;
 
 use super::flow::{End, Flow};
 use super::held::{GivenBack, Held};
@@ -222,17 +223,29 @@ impl Adoption {
                 self.number(at)
             )),
             Event::OwnerEnded(at, End::OfStream | End::Source(_)) => Some(self.ended_by_owner(at)),
-            Event::DirectionEnded(at, end) | Event::OwnerEnded(at, end) => {
-                // A truncated stream must not look complete, and the error that says so has been taken.
-                self.cut();
-                let (End::Source(errno) | End::Destination(errno)) = end else {
-                    return None;
-                };
-                Some(format!(
-                    "a failure of the connection of {} or {}: {errno}",
-                    self.number(at),
-                    self.number(1 - at)
-                ))
+            Event::DirectionEnded(at, End::Source(errno)) => Some(self.failed(at, Some(errno))),
+            Event::DirectionEnded(at, End::Destination(errno)) => {
+                Some(self.failed(1 - at, Some(errno)))
+            }
+            Event::DirectionEnded(at, End::DestinationGone) => Some(self.failed(1 - at, None)),
+            Event::OwnerEnded(at, End::Destination(errno)) => Some(self.failed(at, Some(errno))),
+            Event::OwnerEnded(at, End::DestinationGone) => Some(self.failed(at, None)),
+            // It takes everything.
+            Event::OwnerEnded(_, End::Urgent) => None,
+        }
+    }
+
+    /// The connection of a side has failed, with an error that was taken from it, or that it still has.
+    fn failed(&self, at: usize, taken: Option<Errno>) -> String {
+        let number = self.number(at);
+        match taken {
+            None => {
+                self.held.pass_failures_on();
+                format!("a failure of the connection of {number}")
+            }
+            Some(errno) => {
+                self.held.sides[at].fail();
+                format!("a failure of the connection of {number}: {errno}")
             }
         }
     }

@@ -20,7 +20,7 @@ use std::thread;
 use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::{SpliceFlags, splice};
 use splice_base::socket_option;
 
@@ -47,8 +47,10 @@ pub(super) enum End {
     Urgent,
     /// The source has failed.
     Source(Errno),
-    /// The destination has failed.
+    /// The destination has failed, and a write has taken its error.
     Destination(Errno),
+    /// The connection of the destination is over, and the error is still there.
+    DestinationGone,
 }
 
 /// A thread that moves bytes.
@@ -302,9 +304,7 @@ impl Mover {
             return Err(End::Urgent);
         }
         if destination.intersects(PollFlags::ERR | PollFlags::HUP) {
-            let error = sockopt::socket_error(&self.destination);
-            let errno = error.ok().and_then(Result::err);
-            return Err(End::Destination(errno.unwrap_or(Errno::CONNRESET)));
+            return Err(End::DestinationGone);
         }
         Ok(())
     }

@@ -34,8 +34,9 @@ use super::owner::Owner;
 /// How long a process may stand still. A thread that waits for a disk cannot stop before it has the answer.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// How long a thread is waited for that did not stop in time, while the others run again.
-const STRAGGLER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a thread is waited for that did not stop in time, while the others run again. It can be let go only when it
+/// stands still, or when this process ends.
+const STRAGGLER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Between two looks at a thread that is about to stop.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -128,9 +129,11 @@ impl Frozen {
         self.since.elapsed()
     }
 
+    /// How long it has stood still.
+    ///
     /// # Errors
-    /// If it has stood still for too long.
-    pub(super) fn refuse_late(&self) -> Result<()> {
+    /// If that is too long.
+    pub(super) fn refuse_late(&self) -> Result<Duration> {
         let time = self.time();
         if time > LONGEST {
             bail!(Late(format!(
@@ -140,7 +143,7 @@ impl Frozen {
                 LONGEST.as_millis()
             )));
         }
-        Ok(())
+        Ok(time)
     }
 
     fn stop_new_threads(&mut self) -> Result<bool> {
@@ -160,6 +163,8 @@ impl Frozen {
             match ptrace::seize(id, ptrace::Options::empty()) {
                 Ok(()) => {}
                 Err(Errno::ESRCH) => continue,
+                // It has not stopped since the last try.
+                Err(Errno::EPERM) if owner.is_traced_here(id.as_raw()) => {}
                 Err(errno) => return Err(errno).with_context(|| no_right(owner)),
             }
             self.threads.push(Thread { id, signal: None });

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::net::{connect_unspec, sockopt};
 use serde::{Deserialize, Serialize};
 use splice_base::socket_option;
 
@@ -127,8 +128,7 @@ impl Held {
             side.refuse_urgent()?;
         }
         let owed_bytes = owed([&self.sides[0].side, &self.sides[1].side])?;
-        stood_still(&frozen)?;
-        let mut exchanged = Ok(());
+        let mut exchanged = Ok(stood_still(&frozen)?);
         let mut done = 0;
         for taken in &self.sides {
             let place = (taken.side.owner, taken.side.number);
@@ -136,7 +136,7 @@ impl Held {
             exchanged = put(&mut frozen, place, taken.side.inode()?, far.as_fd())
                 .and_then(|()| stood_still(&frozen));
             match &exchanged {
-                Ok(()) => done += 1,
+                Ok(_) => done += 1,
                 // It has the stand-in all the same, if it was only too late.
                 Err(_) if taken.side.owner.inode(taken.side.number) == Some(taken.far_inode) => {
                     done += 1;
@@ -145,19 +145,22 @@ impl Held {
                 Err(_) => break,
             }
         }
-        if let Err(error) = exchanged {
-            for taken in &self.sides[..done] {
-                let place = (taken.side.owner, taken.side.number);
-                put(&mut frozen, place, taken.far_inode, taken.side.real.as_fd()).with_context(
-                    || format!("{error:#}, and its other socket cannot be given back"),
-                )?;
+        let stood_still = match exchanged {
+            Ok(time) => time,
+            Err(error) => {
+                for taken in &self.sides[..done] {
+                    let place = (taken.side.owner, taken.side.number);
+                    put(&mut frozen, place, taken.far_inode, taken.side.real.as_fd())
+                        .with_context(|| {
+                            format!("{error:#}, and its other socket cannot be given back")
+                        })?;
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         for taken in &self.sides {
             taken.side.seize();
         }
-        let stood_still = frozen.first().map(Frozen::time).unwrap_or_default();
         drop(frozen);
         self.leave_far_ends();
         Ok(Exchanged {
@@ -172,9 +175,10 @@ impl Held {
     /// If the owner cannot take a socket now. It may be tried again.
     pub(super) fn give_back(&self) -> Result<Option<GivenBack>> {
         // So the owner is not stopped in vain again and again.
-        if !self.sides.iter().all(Taken::is_at_rest) {
+        if !self.sides.iter().all(Taken::is_at_rest) || self.onward_bytes() > 0 {
             return Ok(None);
         }
+        self.pass_failures_on();
         let all = processes()?;
         let known: BTreeSet<_> = all.iter().map(|process| process.0).collect();
         let places_among = |among: &[Owner]| -> Result<[Vec<(Owner, u32)>; 2]> {
@@ -197,8 +201,9 @@ impl Held {
         };
         let found = places_among(&new_among(&known, &owners)?)?;
         let is_frozen = |(owner, _): &(Owner, u32)| frozen.iter().any(|one| one.owner() == *owner);
-        let have_everything =
-            (self.sides.iter().zip(&found)).all(|(taken, places)| taken.has_everything(places));
+        let have_everything = (self.sides.iter().zip(&found))
+            .all(|(taken, places)| taken.has_everything(places))
+            && self.onward_bytes() == 0;
         // A process that it has just forked has to stand still, too.
         if !have_everything || !found.iter().flatten().all(is_frozen) {
             return Ok(None);
@@ -206,6 +211,9 @@ impl Held {
         stood_still(&frozen)?;
         let mut also = Vec::new();
         for (taken, places) in self.sides.iter().zip(found) {
+            if taken.has_passed_on_failure() {
+                continue;
+            }
             let side = &taken.side;
             let stand_in = places
                 .first()
@@ -232,9 +240,24 @@ impl Held {
         Ok(Some(GivenBack { also, stood_still }))
     }
 
-    /// Whether a connection has failed: then the other one must not end cleanly.
-    pub(super) fn has_failed(&self) -> bool {
-        self.sides.iter().any(Taken::is_dead)
+    /// Has the owners meet the failure of a connection as they would have without spliced: after the last byte that came.
+    pub(super) fn pass_failures_on(&self) {
+        for taken in &self.sides {
+            // Otherwise the owner gets the socket itself, with these bytes and the error after them.
+            if taken.is_dead() && rustix::io::ioctl_fionread(&taken.side.real).unwrap_or(0) == 0 {
+                taken.fail();
+            }
+        }
+    }
+
+    /// What has left a socket and is not with the other one, if that still takes bytes.
+    fn onward_bytes(&self) -> u64 {
+        let [first, second] = &self.sides;
+        let bytes = |from: &Taken, to: &Taken| match to.is_dead() {
+            true => 0,
+            false => from.onward.held_bytes(),
+        };
+        bytes(first, second) + bytes(second, first)
     }
 
     /// Resets both connections.
@@ -322,15 +345,27 @@ impl Taken {
         socket_option::is_closed(&self.side.real).unwrap_or(true)
     }
 
-    /// Whether nothing is on its way, as far as can be seen while the owner runs.
+    /// Resets the stand-in: its owner meets the failure of the connection there, since spliced has taken the error from the
+    /// socket.
+    pub(super) fn fail(&self) {
+        // Each fails only on a socket that is not connected any more.
+        let _ = sockopt::set_socket_linger(&self.near, Some(Duration::ZERO));
+        let _ = connect_unspec(&self.near);
+    }
+
+    /// Whether the owner keeps the stand-in, which is as dead as the socket, and has the error.
+    fn has_passed_on_failure(&self) -> bool {
+        self.is_dead() && socket_option::is_closed(&self.near).unwrap_or(true)
+    }
+
+    /// Whether nothing of the owner is on its way, as far as can be seen while it runs.
     fn is_at_rest(&self) -> bool {
         let unread = rustix::io::ioctl_fionread(&self.near).unwrap_or(0);
-        let held = self.from_owner.held_bytes() + self.onward.held_bytes();
-        self.is_dead() || unread + held == 0
+        self.is_dead() || unread + self.from_owner.held_bytes() == 0
     }
 
     /// Whether all that the owner, which stands still and has the stand-in in these places, has written is with the real
-    /// socket, and all that has left the real socket with the other one.
+    /// socket.
     fn has_everything(&self, places: &[(Owner, u32)]) -> bool {
         if self.is_dead() {
             return true;
@@ -352,8 +387,8 @@ impl Taken {
                 far.is_some_and(|far| far.written_bytes + end_bytes == near.read_bytes)
             }
         };
-        // In this order: what was read is in a pipe, or further.
-        everything_is_read && self.from_owner.held_bytes() + self.onward.held_bytes() == 0
+        // In this order: what was read is in the pipe, or further.
+        everything_is_read && self.from_owner.held_bytes() == 0
     }
 }
 
@@ -368,9 +403,10 @@ fn freeze(owners: &[Owner]) -> Result<Vec<Frozen>> {
     Ok(frozen)
 }
 
-/// Refuses if one stands still for too long.
-fn stood_still(frozen: &[Frozen]) -> Result<()> {
-    frozen.iter().try_for_each(Frozen::refuse_late)
+/// How long they have stood still. Refuses if that is too long.
+fn stood_still(frozen: &[Frozen]) -> Result<Duration> {
+    let longest = |longest: Duration, one: &Frozen| Ok(one.refuse_late()?.max(longest));
+    frozen.iter().try_fold(Duration::ZERO, longest)
 }
 
 /// The owners, and processes that are not among those known.

@@ -284,10 +284,7 @@ pub(super) fn go_on_alone(held: &Held, stops: &Receiver<()>) -> Result<()> {
     let since = Instant::now();
     let mut has_warned = false;
     loop {
-        if held.has_failed() {
-            // A truncated stream must not look complete.
-            held.cut();
-        }
+        held.pass_failures_on();
         match give_back(held) {
             Ok(Some(given)) => {
                 tracing::info!("given back{}", also(&given));

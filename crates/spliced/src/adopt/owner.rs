@@ -209,6 +209,13 @@ impl Owner {
         Ok(matches!(state, Some('Z' | 'X') | None))
     }
 
+    /// Whether this thread traces one of the process.
+    pub(super) fn is_traced_here(self, thread: i32) -> bool {
+        let status = self.read(&format!("task/{thread}/status"));
+        let line = format!("TracerPid:\t{}", nix::unistd::gettid());
+        status.is_ok_and(|status| status.lines().any(|found| found == line))
+    }
+
     pub(super) fn path(self, name: &str) -> PathBuf {
         format!("/proc/{}/{name}", self.0).into()
     }

@@ -6,11 +6,12 @@ mod list;
 mod meanwhile;
 mod owner;
 mod refusals;
+mod sudden_end;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -23,13 +24,16 @@ use crate::relay::{CUT_SHORT, SAME_REQUEST};
 
 fn adopt_in_full_flow(owner: &Owner, times: usize) {
     in_full_flow(owner, |wait_further| {
-        for _ in 0..times {
+        for round in 0..times {
             wait_further();
             let mut adopt = owner.adopt();
             assert!(!owner.has_its_sockets());
             adopt.wait_logged("spliced moves everything");
             wait_further();
-            adopt.terminate();
+            // Ctrl-C does the same.
+            let signal = [Signal::TERM, Signal::INT][round % 2];
+            adopt.signal(signal);
+            assert!(adopt.wait_end().success());
             let line = adopt.wait_logged("given back because of a signal");
             assert!(!line.contains(" 0 bytes"), "{line}");
             assert!(owner.has_its_sockets());
@@ -100,9 +104,15 @@ fn an_owner_whose_sockets_are_adopted_needs_no_cpu_time() {
         };
         let cpu_time = || owner.process.cpu_time().expect("it runs");
         let of_passing = || {
-            let before = cpu_time();
+            let (before, since) = (cpu_time(), Instant::now());
             both_ways(&owner.client, &owner.server, 31, BYTES);
-            cpu_time() - before
+            let cpu_time = cpu_time() - before;
+            let seconds = since.elapsed().as_secs_f64();
+            eprintln!(
+                "{cpu_time:?}, {:.0} MB/s",
+                2.0 * BYTES as f64 / 1e6 / seconds
+            );
+            cpu_time
         };
         let by_itself = of_passing();
         let mut adopt = owner.adopt();
@@ -251,6 +261,27 @@ fn the_report_in_words_has_a_line_each_second_and_one_at_the_end() {
 }
 
 #[test]
+fn how_long_the_owner_stood_still_is_told_and_bounded() {
+    let Some(owner) = Owner::nginx() else {
+        return;
+    };
+    for _ in 0..5 {
+        owner.expect_both_ways();
+        let mut adopt = owner.adopt_reporting(&["--json"]);
+        let line = adopt.wait_logged("; the owner stood still for ");
+        let mut lines = BufReader::new(adopt.take_stdout()).lines();
+        let report = lines.next().expect("a report").expect("a line");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        let seconds = report["stood_still_seconds"].as_f64().expect("seconds");
+        assert!(seconds > 0.0 && seconds <= 0.1, "{report}");
+        let told = format!("stood still for {:.1} ms", seconds * 1000.0);
+        assert!(line.contains(&told), "{line}: {report}");
+        adopt.terminate();
+        adopt.wait_logged("; the owner stood still for ");
+    }
+}
+
+#[test]
 fn the_end_of_a_stream_gives_the_sockets_back() {
     let Some(owner) = Owner::socat() else {
         return;
@@ -268,22 +299,26 @@ fn the_end_of_a_stream_gives_the_sockets_back() {
     owner.client.expect(payload, 0, 300_000);
 }
 
+/// As without an adoption: socat reads the error, and ends.
 #[test]
-fn a_reset_stays_a_reset() {
+fn the_owner_meets_the_reset_of_a_connection() {
     let Some(mut owner) = Owner::socat() else {
         return;
     };
+    let [number, _] = owner.numbers();
     let mut adopt = owner.adopt();
     owner.expect_both_ways();
     owner.client.reset();
-    owner.server.expect_reset();
+    owner.server.expect_end();
     assert!(adopt.wait_end().success());
-    adopt.wait_logged("because of a failure of the connection of");
+    adopt.wait_logged(&format!(
+        "because of a failure of the connection of {number}"
+    ));
     let ended = owner
         .process
         .wait_at_most(crate::patience::PATIENCE)
         .expect("waited");
-    assert!(ended.is_some(), "the owner has its dead sockets back");
+    assert!(ended.is_some(), "the owner has met it");
 }
 
 #[test]

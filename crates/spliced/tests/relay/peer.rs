@@ -127,6 +127,14 @@ impl Peer {
         }
     }
 
+    /// Reads some bytes and compares them with `payload` from `position` on. Returns their number: 0 at the end of the stream.
+    pub(crate) fn read_some(&self, payload: Payload, position: u64) -> io::Result<u64> {
+        let mut buffer = vec![0; BLOCK_BYTES];
+        let read = uninterrupted(|| (&self.stream).read(&mut buffer))?;
+        payload.check(position, &buffer[..read]);
+        Ok(read as u64)
+    }
+
     /// Reads to the end of any kind and compares the bytes with `payload`. Returns their number and the end.
     pub(crate) fn read_to_end(&self, payload: Payload, position: u64) -> (u64, End) {
         let mut buffer = vec![0; BLOCK_BYTES];

@@ -1,9 +1,12 @@
 //! Owners that do something with their sockets while these are adopted: nothing is lost, and spliced says what happened.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::Stdio;
 
-use netlab::Process;
+use netlab::{Process, Scratch};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::flow::in_full_flow;
 use super::owner::{Owner, both_ways};
@@ -11,6 +14,7 @@ use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::End;
 use crate::programs::installed;
+use crate::usage::failure;
 
 /// A relay that obeys.
 const RELAY: &str = include_str!("relay.py");
@@ -167,6 +171,71 @@ fn it_exits() {
     for peer in [&owner.client, &owner.server] {
         assert_eq!(peer.read_to_end(Payload::new(1), 0), (0, End::OfStream));
     }
+}
+
+/// A FIFO that is opened in the end, so that whoever waits for that goes on also after a failure.
+struct Opened<'path>(&'path Path);
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        // For both, so that it waits for nobody.
+        let options = File::options().read(true).write(true).open(self.0);
+        drop(options.expect("a FIFO"));
+    }
+}
+
+/// A thread that waits in the kernel cannot stop: the others go on at once, and so does this one in the end.
+#[test]
+fn it_waits_in_the_kernel() {
+    let Some(mut owner) = obedient() else {
+        return;
+    };
+    let scratch = Scratch::new("adopt").expect("a directory");
+    let path = scratch.path().join("fifo");
+    mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).expect("a FIFO");
+    let opened = Opened(&path);
+    let mut adopting = owner.adopting();
+    let pid = owner.process.id();
+    let child = owner.process.child_mut();
+    let input = child.stdin.as_mut().expect("its standard input");
+    writeln!(input, "spawn {}", path.display()).expect("it listens");
+    let stat = format!("/proc/{pid}/stat");
+    until("it waits", || {
+        std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") D "))
+    });
+    assert_eq!(
+        failure(&mut adopting, 2),
+        format!(
+            "cannot adopt these sockets: the process {pid} (python3) does not stop within 100 ms: its thread {pid} waits in \
+             the kernel; try again"
+        )
+    );
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    assert!(status.contains("\nTracerPid:\t0\n"), "{status}");
+    drop(opened);
+    assert!(owner.has_its_sockets());
+    pass(&owner);
+    let mut adopt = owner.adopt();
+    pass(&owner);
+    adopt.terminate();
+}
+
+/// nginx sees no traffic while its connections are adopted.
+#[test]
+fn its_idle_timer_ends_the_connections() {
+    let Some(owner) = Owner::nginx_with("proxy_timeout 1s;") else {
+        return;
+    };
+    let pid = owner.process.id();
+    let mut adopt = owner.adopt();
+    pass(&owner);
+    for peer in [&owner.client, &owner.server] {
+        assert_eq!(peer.read_to_end(Payload::new(1), 0), (0, End::OfStream));
+    }
+    assert!(adopt.wait_end().success());
+    adopt.wait_logged(&format!(
+        "given back because of the process {pid} (nginx), which has closed "
+    ));
 }
 
 /// splice(2) does not pass it, and the owner has not read it.

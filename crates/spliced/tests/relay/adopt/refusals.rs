@@ -2,14 +2,14 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, UdpSocket};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Stdio;
 
 use netlab::{Need, Process, Scratch, available};
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, gettid};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -21,10 +21,10 @@ use crate::forbidden_call::{ForbiddenCall, GETDENTS64, READLINK};
 use crate::patience::{until, until_found};
 use crate::peer::Peer;
 use crate::programs::installed;
-use crate::relay::{Relay, command};
+use crate::relay::{BINARY, Relay, command, output};
 use crate::server::Server;
 use crate::tls;
-use crate::usage::failure;
+use crate::usage::{failure, sentence};
 
 const REFUSED: i32 = 2;
 
@@ -41,6 +41,11 @@ fn says(sentence: &str, parts: &[&str]) {
     for part in parts {
         assert!(sentence.contains(part), "no {part}: {sentence}");
     }
+}
+
+/// The whole sentence.
+fn refuses(sentence: &str, why: &str) {
+    assert_eq!(sentence, format!("cannot adopt these sockets: {why}"));
 }
 
 fn name(owner: &Owner) -> String {
@@ -77,27 +82,30 @@ fn wrong_numbers() {
         ),
         (
             &["--pid", "4000000000", "--fd", "5", "--fd", "6"],
-            &["there is no process 4000000000"],
+            &["cannot adopt these sockets: there is no process 4000000000: "],
         ),
         (&["--fd", "5", "--fd", "6"], &["--pid <PID>"]),
     ] {
         let arguments = [&["adopt"], arguments].concat();
         says(&failure(&mut command(&arguments), REFUSED), parts);
     }
-    says(
+    refuses(
         &of_numbers(&owner, [first, 9999]),
-        &["has no descriptor 9999"],
+        &format!(
+            "the process {pid} has no descriptor 9999: {}",
+            std::io::Error::from(Errno::BADF)
+        ),
     );
-    says(
+    refuses(
         &of_numbers(&owner, [0, first]),
-        &[&format!(
-            "cannot adopt these sockets: the descriptor 0 of the process {pid} (socat) is no TCP socket, and only TCP counts \
+        &format!(
+            "the descriptor 0 of the process {pid} (socat) is no TCP socket, and only TCP counts \
              what its owner has read and written"
-        )],
+        ),
     );
-    says(
+    refuses(
         &of_numbers(&owner, [second, second]),
-        &["cannot adopt these sockets: both are the same one; see 'spliced adopt --help'"],
+        "both are the same one; see 'spliced adopt --help'",
     );
     is_untouched(&owner);
 }
@@ -105,42 +113,56 @@ fn wrong_numbers() {
 /// Sockets of this process, which is no relay.
 #[test]
 fn other_sockets() {
-    let us = std::process::id().to_string();
+    const NO_TCP: &str =
+        "is no TCP socket, and only TCP counts what its owner has read and written";
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let udp = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let (unix, _other) = UnixStream::pair().expect("a pair");
+    let (messages, _other) = UnixDatagram::pair().expect("a pair");
     let multipath = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP));
-    if let Ok(multipath) = &multipath {
-        let number = multipath.as_raw_fd().to_string();
-        let mut adopt = command(&["adopt", "--pid", &us, "--fd", &number, "--fd", "9999"]);
-        let why = "is a Multipath TCP socket, whose bytes go over several connections";
-        says(&failure(&mut adopt, REFUSED), &[why]);
-    }
-    for (number, why) in [
+    let table = [
         (
-            listener.as_raw_fd(),
+            Some(listener.as_raw_fd()),
             "is a listening socket; name a connected one",
         ),
-        (udp.as_raw_fd(), "is no TCP socket"),
-        (unix.as_raw_fd(), "is no TCP socket"),
-    ] {
-        let number = number.to_string();
-        let mut adopt = command(&["adopt", "--pid", &us, "--fd", &number, "--fd", "9999"]);
-        says(&failure(&mut adopt, REFUSED), &[why]);
+        (Some(udp.as_raw_fd()), NO_TCP),
+        (Some(unix.as_raw_fd()), NO_TCP),
+        (Some(messages.as_raw_fd()), NO_TCP),
+        (
+            multipath.ok().map(|socket| socket.into_raw_fd()),
+            "is a Multipath TCP socket, whose bytes go over several connections",
+        ),
+    ];
+    for (number, why) in table {
+        if let Some(number) = number {
+            of_this_process(number, why);
+        }
     }
+}
+
+/// One of the sockets of this process is refused.
+fn of_this_process(number: i32, why: &str) {
+    let us = std::process::id();
+    let name = std::fs::read_to_string("/proc/self/comm").expect("a name");
+    let [us, number] = [us.to_string(), number.to_string()];
+    let mut adopt = command(&["adopt", "--pid", &us, "--fd", &number, "--fd", "9999"]);
+    refuses(
+        &failure(&mut adopt, REFUSED),
+        &format!(
+            "the descriptor {number} of the process {us} ({}) {why}",
+            name.trim_end()
+        ),
+    );
 }
 
 #[test]
 #[ignore = "kernel: needs kTLS; make test-kernels runs it"]
 fn a_socket_with_tls_in_the_kernel() {
-    let us = std::process::id().to_string();
     let (near, far) = netlab::connection();
     tls::encrypt([&near, &far]);
-    let number = near.as_raw_fd().to_string();
-    let mut adopt = command(&["adopt", "--pid", &us, "--fd", &number, "--fd", "9999"]);
-    says(
-        &failure(&mut adopt, REFUSED),
-        &["a protocol on top of TCP in the kernel (tls)"],
+    of_this_process(
+        near.as_raw_fd(),
+        "has a protocol on top of TCP in the kernel (tls), whose bytes are not the connection's",
     );
     (&near).write_all(b"as before").expect("written");
     let mut come = [0; 9];
@@ -165,7 +187,12 @@ fn what_cannot_be_looked_at() {
             adopt.args(["--fd", &number.to_string()]);
         }
         let sentence = failure(&mut adopt, REFUSED);
-        says(&sentence, &["has open cannot be found out"]);
+        let why = format!(
+            "what {} has open cannot be found out; run spliced as the same user, or with CAP_SYS_PTRACE: {}",
+            name(&owner),
+            std::io::Error::from(Errno::NOMEM)
+        );
+        refuses(&sentence, &why);
     }
     is_untouched(&owner);
 }
@@ -177,15 +204,16 @@ fn a_socket_that_is_open_elsewhere_too() {
     };
     let [first, second] = owner.numbers();
     let duplicate = splice_sockmap::of_process(owner.process.id(), second).expect("a duplicate");
-    let us = format!(
-        "the socket {second} of {} is open as {} of the process {} (",
-        name(&owner),
-        duplicate.as_raw_fd(),
-        std::process::id()
-    );
-    says(
+    let us = std::fs::read_to_string("/proc/self/comm").expect("a name");
+    refuses(
         &of_numbers(&owner, [first, second]),
-        &[&us, "), too; close that descriptor first"],
+        &format!(
+            "the socket {second} of {} is open as {} of the process {} ({}), too; close that descriptor first",
+            name(&owner),
+            duplicate.as_raw_fd(),
+            std::process::id(),
+            us.trim_end()
+        ),
     );
     drop(duplicate);
     is_untouched(&owner);
@@ -198,13 +226,13 @@ fn a_socket_that_is_adopted_already() {
     };
     let numbers = owner.numbers();
     let mut adopt = owner.adopt();
-    says(
+    refuses(
         &of_numbers(&owner, numbers),
-        &[&format!(
+        &format!(
             "the descriptor {} of {} is adopted by another spliced; end that one first",
             numbers[0],
             name(&owner)
-        )],
+        ),
     );
     owner.expect_both_ways();
     adopt.terminate();
@@ -223,16 +251,16 @@ fn a_socket_in_a_map() {
     let map = SockMap::create(1).expect("a map");
     let socket = splice_sockmap::of_process(owner.process.id(), first).expect("a duplicate");
     map.insert(0, &socket).expect("inserted");
+    let id = splice_sockmap::id_of_map_with(&socket).expect("looked up");
     drop(socket);
-    says(
+    refuses(
         &of_numbers(&owner, [first, second]),
-        &[
-            &format!(
-                "the descriptor {first} of {} is in a map of sockets already (",
-                name(&owner)
-            ),
-            "), where a program may redirect its bytes",
-        ],
+        &format!(
+            "the descriptor {first} of {} is in a map of sockets already (bpftool map show id {}), where a program may \
+             redirect its bytes",
+            name(&owner),
+            id.expect("it is in one")
+        ),
     );
     map.remove(0).expect("removed");
     is_untouched(&owner);
@@ -254,7 +282,7 @@ fn a_stopped_owner() {
         name(&owner),
         owner.process.id()
     );
-    says(&of_numbers(&owner, numbers), &[&sentence]);
+    refuses(&of_numbers(&owner, numbers), &sentence);
     owner.process.signal(Signal::CONT).expect("continued");
     is_untouched(&owner);
 }
@@ -267,12 +295,14 @@ fn an_owner_that_is_traced() {
     let numbers = owner.numbers();
     let pid = Pid::from_raw(owner.process.id().cast_signed());
     ptrace::seize(pid, ptrace::Options::empty()).expect("the right to trace it");
-    says(
+    refuses(
         &of_numbers(&owner, numbers),
-        &[
-            &format!("{} is traced by the process ", name(&owner)),
-            " already; end that first",
-        ],
+        &format!(
+            "{} is traced by the process {} already; end that first",
+            name(&owner),
+            // The kernel names the thread.
+            gettid()
+        ),
     );
     // It can only be let go while it stands still.
     ptrace::interrupt(pid).expect("stopped");
@@ -293,12 +323,12 @@ fn an_owner_that_filters_its_system_calls() {
     let Some(owner) = Owner::socat_by(&["perl", "-e", FILTERED]) else {
         return;
     };
-    says(
+    refuses(
         &of_numbers(&owner, owner.numbers()),
-        &[&format!(
+        &format!(
             "{} filters its system calls (seccomp), and the filter might end it at a call that is not its own",
             name(&owner)
-        )],
+        ),
     );
     is_untouched(&owner);
 }
@@ -313,9 +343,11 @@ fn an_owner_with_io_uring() {
     let pid = relay.id().to_string();
     // Whatever the numbers are: a socket of an owner with io_uring is not looked at.
     let mut adopt = command(&["adopt", "--pid", &pid, "--fd", "5", "--fd", "6"]);
-    says(
+    refuses(
         &failure(&mut adopt, REFUSED),
-        &["uses io_uring, which may have requests on the socket itself"],
+        &format!(
+            "the process {pid} (spliced) uses io_uring, which may have requests on the socket itself"
+        ),
     );
     both_ways(&client, &far, 2, 1000);
 }
@@ -344,8 +376,55 @@ fn without_the_right_to_trace_the_owner() {
             &second,
         ])
         .env_remove("SPLICED_LOG");
-    says(&failure(&mut command, REFUSED), &["CAP_SYS_PTRACE"]);
+    refuses(
+        &failure(&mut command, REFUSED),
+        &format!(
+            "cannot look at {}; run spliced as the same user, or with CAP_SYS_PTRACE: {}",
+            name(&owner),
+            std::io::Error::from(Errno::ACCESS)
+        ),
+    );
     is_untouched(&owner);
+}
+
+/// A process of the same user, which is no descendant.
+#[test]
+#[ignore = "kernel: needs Yama; make test-kernels runs it"]
+fn where_yama_forbids_tracing() {
+    const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+    let before = std::fs::read_to_string(SCOPE).expect("Yama");
+    let (near, _far) = netlab::connection();
+    // By its path: the shell of a guest has a smaller one of its own.
+    let setpriv = installed("setpriv", "util-linux").expect("a guest has it");
+    let nobody = || {
+        let mut command = Process::command(&setpriv);
+        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"]);
+        command
+    };
+    let owner = Process::spawn(nobody().args(["sleep", "1000"]).stdin(OwnedFd::from(near)))
+        .expect("it starts");
+    let pid = owner.id().to_string();
+    let name = format!("/proc/{pid}/comm");
+    until("it sleeps", || {
+        std::fs::read_to_string(&name).is_ok_and(|name| name.trim_end() == "sleep")
+    });
+    std::fs::write(SCOPE, "1").expect("set");
+    let mut adopt = nobody();
+    adopt
+        .arg(BINARY)
+        .args(["adopt", "--pid", &pid, "--fd", "0", "--fd", "1"])
+        .env_remove("SPLICED_LOG");
+    let told = output(&mut adopt);
+    std::fs::write(SCOPE, before).expect("set back");
+    refuses(
+        &sentence(&told),
+        &format!(
+            "cannot take the descriptor 0 of the process {pid}: {}; run it as the same user, or with CAP_SYS_PTRACE, and look \
+             at kernel.yama.ptrace_scope",
+            std::io::Error::from(Errno::PERM)
+        ),
+    );
+    assert_eq!(told.status.code(), Some(REFUSED));
 }
 
 #[test]
@@ -356,12 +435,13 @@ fn a_connection_that_is_ending() {
     let numbers = owner.numbers();
     owner.server.end_stream();
     owner.client.expect_end();
-    says(
+    refuses(
         &of_numbers(&owner, numbers),
-        &[&format!(
-            " of {} is ending or has ended; adopt one that is established",
+        &format!(
+            "the connection of the socket {} of {} is ending or has ended; adopt one that is established",
+            numbers[0],
             name(&owner)
-        )],
+        ),
     );
 }
 
@@ -373,11 +453,15 @@ fn an_urgent_byte_that_was_not_read() {
     };
     owner.expect_both_ways();
     owner.client.send_urgent(b'!');
-    says(
-        &of_numbers(&owner, owner.numbers()),
-        &[
-            "has an urgent byte that was not read, which splice(2) does not pass; try again when it was read",
-        ],
+    let numbers = owner.numbers();
+    refuses(
+        &of_numbers(&owner, numbers),
+        &format!(
+            "the socket {} of the process {} (nginx) has an urgent byte that was not read, which splice(2) does not pass; \
+             try again when it was read",
+            numbers[0],
+            owner.process.id()
+        ),
     );
     assert!(owner.has_its_sockets());
 }
@@ -388,15 +472,17 @@ fn an_owner_that_adds_bytes() {
     let Some(owner) = Owner::nginx_with("proxy_protocol on;") else {
         return;
     };
-    assert!(owner.server.read_line().starts_with("PROXY TCP4 "));
-    says(
-        &of_numbers(&owner, owner.numbers()),
-        &[
-            "the process ",
-            " (nginx) has written ",
-            " and read only 0 from ",
-            ": it is no plain relay of these two",
-        ],
+    let header = owner.server.read_line();
+    assert!(header.starts_with("PROXY TCP4 "));
+    let [first, second] = owner.numbers();
+    refuses(
+        &of_numbers(&owner, [first, second]),
+        &format!(
+            "the process {} (nginx) has written {} bytes to {second} and read only 0 from {first}: it is no plain relay of \
+             these two",
+            owner.process.id(),
+            header.len()
+        ),
     );
     is_untouched(&owner);
 }
