@@ -50,6 +50,18 @@ static __always_inline bool is_accepted_reset(const struct segment *s, const str
 }
 
 /*
+ * The answer of a host to a question of the relay's socket (SEGMENT_ASKED) when the connection is not there any more: it
+ * stands at the number that the question has acknowledged, and acknowledges nothing (RFC 9293, 3.10.7.1). Whatever that peer
+ * has sent beyond it will not be sent again.
+ */
+static __always_inline bool tells_of_no_connection(const struct segment *s, const struct segment_side *side,
+						   const struct segment_side *other)
+{
+	return s->is_verified && !(s->flags & ACK) && (marks(side) & SEGMENT_ASKED) &&
+	       s->seq == other->high_ack + other->ack_delta;
+}
+
+/*
  * Where all that was sent has not been acknowledged yet, the endpoint may still expect what was acknowledged last, if
  * the rest got lost, or, where the sender has come past the end of its window, since that has shrunk, send its reset at
  * this end (tcp_acceptable_seq).
@@ -93,7 +105,7 @@ static __always_inline void take_reset(struct segment *s, struct segment_flow *f
 	/* A peer that has closed answers a retransmission so; both streams were complete. */
 	if (marks(side) & marks(other) & SEGMENT_FIN_ACKED)
 		return;
-	if (!is_accepted_reset(s, side)) {
+	if (!is_accepted_reset(s, side) && !tells_of_no_connection(s, side, other)) {
 		count(SEGMENT_RST_REFUSED);
 		/* Nobody tells of it when it was accepted: user space sees that both have fallen silent. */
 		if (is_doubtful_reset(s, side, other)) {

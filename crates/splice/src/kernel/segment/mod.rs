@@ -160,6 +160,17 @@ impl Segment {
         all_over.then_some(Reason::EndOfStream)
     }
 
+    /// Resets the other connection once more, whose socket is closed. The program may have passed the reset on to where it got
+    /// lost: by a way that has just changed, or nowhere, where there was none a moment ago. Nobody else sends it again.
+    fn pass_reset_on(&self, flow: &Flow, by: Side) {
+        let other = by.other().index();
+        let [seq, ack] = [flow.got_by(other), flow.side(other).high_seq()];
+        // A peer that has got it discards another one. Should it fail, there is no way to the peer.
+        let _ = self
+            .datapath
+            .reset(addresses_of(&flow.tuples()[other]), seq, ack);
+    }
+
     /// Resets both connections, whose sockets are closed, where the flow ends early.
     fn reset_both(&self, flow: &Flow) {
         let seq_ack = [0, 1].map(|side| {
@@ -265,6 +276,8 @@ impl KernelEngine for Segment {
             if self.has_taken() && reason.is_truncation() {
                 self.reset_both(&flow);
             }
+        } else if let Reason::Reset(by) = reason {
+            self.pass_reset_on(&flow, by);
         }
         // The rules of a host may let only what belongs to a known connection pass.
         if self.has_taken() {

@@ -138,7 +138,7 @@ impl Flow {
     }
 
     /// How far this side's peer can have got of the other stream.
-    fn got_by(&self, side: usize) -> u32 {
+    pub(super) fn got_by(&self, side: usize) -> u32 {
         let far = self.side(1 - side);
         far.high_seq().wrapping_add(far.seq_delta.load(Relaxed))
     }

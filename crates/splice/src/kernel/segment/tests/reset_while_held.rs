@@ -1,10 +1,13 @@
-//! Resets that come while a pair goes back to its sockets, or that send it back: nobody sends them again, so they count.
+//! Resets that the program does not pass on: while a pair goes back to its sockets, or since there is no way for the moment.
+//! Nobody sends them again, so they count.
 
 use std::io::ErrorKind;
 
 use super::frame::{Checksum, Frame};
 use super::give_back::{Form, Refusing, Scene, wait_for_return};
 use super::*;
+use rustix::net::connect_unspec;
+use splice_bpf::types::segment_mark as mark;
 
 const RST: u8 = 4;
 const ACK: u8 = 16;
@@ -17,6 +20,28 @@ fn expect_reset((client, server, handle): Joined, by: usize) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
     assert_eq!(outcome.reason, Reason::Reset(Side::BOTH[by]));
+}
+
+/// A way that was closed is open again, and the program does not know it yet.
+#[test]
+fn a_reset_that_is_lost_for_want_of_a_way_is_passed_on() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    for is_v4 in [true, false] {
+        for by in 0..2 {
+            let joined = scene.splice(is_v4);
+            ping(&joined.0, &joined.1);
+            let flow = scene.translated(&joined).expect("it is spliced");
+            let closed = u64::from(mark::CLOSED) << u32::BITS;
+            flow.side[by].reach.fetch_or(closed, Relaxed);
+            let end = [&joined.0, &joined.1][by];
+            connect_unspec(end).expect("reset");
+            expect_reset(joined, by);
+        }
+    }
+    netlab::until("nothing is left of them", || scene.datapath.entries() == 0);
 }
 
 /// What the program cannot translate may be a reset itself.

@@ -5,7 +5,7 @@ use super::pair_ends::HalfPast;
 use super::window_scale::{MIDDLE, TINY, connect_scaled};
 use super::*;
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{connect_unspec, sockopt};
 use splice_bpf::types::segment_state as state;
 
 /// A second without a segment, and two probes a second apart.
@@ -68,6 +68,29 @@ fn sockets_of_an_ended_stream_ask_as_well() {
     pair.server.read_exact(&mut [0; 10]).expect("read");
     vanish(pair.lab.server());
     expect_given_up(&pair.handle, Side::B);
+}
+
+/// A server is gone with bytes unacknowledged, whose client has vanished: its host answers the first question by a reset that
+/// stands before them.
+#[test]
+fn a_peer_that_is_gone_says_so() {
+    if !available(Need::Root) || !available(Need::Nft) {
+        return;
+    }
+    let (lab, splicer, _first) = spliced_lab();
+    let net = lab.server();
+    let (client, mut server, handle) = spliced(&lab, &splicer, with_keep_alive(&lab));
+    wait_for_sleep(&lab);
+    ping(&client, &server);
+    vanish(lab.client());
+    server.write_all(b"to nobody").expect("write");
+    run(net, "nft", "add table inet t");
+    let chain = "add chain inet t c { type filter hook output priority 0 ; policy drop ; }";
+    run(net, "nft", chain);
+    connect_unspec(&server).expect("reset");
+    run(net, "nft", "delete table inet t");
+    let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+    assert_eq!(outcome.reason, Reason::Reset(Side::B), "{outcome:?}");
 }
 
 /// Each answer comes long before the look that finds it.
