@@ -209,8 +209,8 @@ pub(crate) struct RelayArgs {
     /// group), whatever their rules say.
     ///
     /// By default a connection is spliced only if the filters accept its segments and do nothing else with
-    /// them, such as logging, marking or limiting. If new rules would stop a spliced connection, it is
-    /// reset. Anonymous counters do not count spliced segments.
+    /// them, such as logging, marking or limiting. If new rules may stop a spliced connection, it goes back
+    /// to its sockets and is copied. Anonymous counters do not count spliced segments.
     #[arg(long)]
     pub(crate) bypass_firewall: bool,
 
