@@ -269,8 +269,10 @@ impl KernelEngine for Segment {
         flow.silence();
         // After a doubtful reset its receiver may still be there.
         let is_sure = flow.doubtful_reset().is_none();
-        // What came while it went back has not been passed on.
-        let is_over = self.end() == Some(reason) && is_sure && !flow.goes_back();
+        // A reset that came while it went back, or while there was no way, has not been passed on. Nor would what a peer
+        // sends afterwards, so that nobody would answer it.
+        let has_passed = !flow.goes_back() && !flow.loses_segments();
+        let is_over = self.end() == Some(reason) && is_sure && has_passed;
         if !is_over {
             flow.stop();
             if self.has_taken() && reason.is_truncation() {

@@ -52,6 +52,11 @@ impl Flow {
         }
     }
 
+    /// What one of the peers sends past the sockets gets lost.
+    pub(super) fn loses_segments(&self) -> bool {
+        (0..2).any(|side| self.marks(side) & mark::CLOSED != 0)
+    }
+
     pub(super) fn is_held(&self) -> bool {
         self.entry().state.load(Acquire) == state::HELD
     }
