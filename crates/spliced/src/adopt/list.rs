@@ -83,6 +83,9 @@ impl List {
             format!("cannot look at {name}; run spliced as the same user, or with CAP_SYS_PTRACE")
         })?;
         let unfit = owner.refuse_unfit().err().map(|error| format!("{error:#}"));
+        if let (true, Some(why)) = (found.is_empty(), &unfit) {
+            bail!("{why}");
+        }
         let places = all_places(&processes()?)?;
         let mut ports = BTreeSet::new();
         let mut sockets = Vec::new();
@@ -121,20 +124,20 @@ impl List {
         for pair in &mut pairs {
             pair.sort_by_key(|fd| (!is_accepted(*fd), *fd));
         }
-        // A relay connects for each connection that it accepts.
-        pairs.retain(|[_, second]| !is_accepted(*second));
+        // A relay connects for each connection that it accepts, and not to itself.
+        pairs.retain(|[first, second]| {
+            !is_accepted(*second) && !sides[first].is_peer_of(&sides[second])
+        });
         Ok(Self {
             pid: owner.0,
-            name,
+            name: owner.command(),
             sockets,
             pairs,
         })
     }
 
     fn table(&self) -> String {
-        let Self {
-            pid, name, pairs, ..
-        } = self;
+        let Self { pid, pairs, .. } = self;
         let address = |address: Option<SocketAddr>| {
             address.map_or_else(|| "-".into(), |address| address.to_string())
         };
@@ -168,7 +171,7 @@ impl List {
             [] => {
                 let _ = writeln!(
                     text,
-                    "\nNo two sockets of {name} have moved the same bytes at a moment when they were idle."
+                    "\nNo two of them have moved the same bytes at a moment when they were idle."
                 );
             }
             pairs => {

@@ -83,6 +83,7 @@ pub(crate) fn run(args: &AdoptArgs, signals: Signals, diagnostics: &Diagnostics)
         Side::take(first.0, first.1).map_err(refused)?,
         Side::take(second.0, second.1).map_err(refused)?,
     ];
+    sides[0].refuse_peer(&sides[1]).map_err(refused)?;
     let told = sides.each_ref().map(|side| {
         format!(
             "{} of {} ({})",

@@ -30,8 +30,13 @@ pub(super) struct Owner(pub(super) u32);
 impl Owner {
     /// Its number and name.
     pub(super) fn name(self) -> String {
+        format!("the process {} ({})", self.0, self.command())
+    }
+
+    /// Its name alone, which may be that of its first thread (`/proc/PID/comm`).
+    pub(super) fn command(self) -> String {
         let name = self.read("comm").unwrap_or_default();
-        format!("the process {} ({})", self.0, name.trim_end())
+        name.trim_end().into()
     }
 
     /// Refuses processes into which a system call cannot be put safely.

@@ -1,6 +1,7 @@
 //! One of the two sockets: where it is open, and what its owner had set.
 
 use std::io::ErrorKind;
+use std::net::{self, IpAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -10,7 +11,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{
-    AddressFamily, Shutdown, SocketType, connect_unspec, ipproto, shutdown, sockopt,
+    AddressFamily, Shutdown, SocketAddrAny, SocketType, connect_unspec, getpeername, getsockname,
+    ipproto, shutdown, sockopt,
 };
 use serde::{Deserialize, Serialize};
 use splice_base::socket_option::{self, Progress};
@@ -190,6 +192,26 @@ impl Side {
         Ok(())
     }
 
+    /// Refuses the two ends of one connection: its bytes would go in a circle. Each end has read what the other one has
+    /// written, so the numbers of bytes do not tell them from the two sides of a relay.
+    ///
+    /// # Errors
+    /// If `other` is its peer.
+    pub(super) fn refuse_peer(&self, other: &Self) -> Result<()> {
+        if self.is_peer_of(other) {
+            bail!(
+                "{} and {} are the two ends of one connection; name sockets of two connections between which a process relays",
+                self.number,
+                other.number
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_peer_of(&self, other: &Self) -> bool {
+        are_one_connection(&self.real, &other.real)
+    }
+
     /// How far its connection is.
     ///
     /// # Errors
@@ -246,6 +268,31 @@ impl Side {
     }
 }
 
+/// Whether two sockets are each other's peer, as far as their addresses tell: behind address translation they do not.
+fn are_one_connection(one: &OwnedFd, other: &OwnedFd) -> bool {
+    // A relay that has the client's address and the server's one has two connections with the same addresses.
+    let is_transparent = |socket| socket_option::is_transparent(socket).unwrap_or(false);
+    if is_transparent(one) && is_transparent(other) {
+        return false;
+    }
+    match (ends(one), ends(other)) {
+        (Some([local, peer]), Some(theirs)) => [peer, local] == theirs,
+        _ => false,
+    }
+}
+
+/// The local address and the peer's. An IPv4 address may be mapped at one end only, and a scope is each host's own.
+fn ends(socket: &OwnedFd) -> Option<[(IpAddr, u16); 2]> {
+    let canonical = |address: SocketAddrAny| {
+        let address = net::SocketAddr::try_from(address).ok()?;
+        Some((address.ip().to_canonical(), address.port()))
+    };
+    Some([
+        canonical(getsockname(socket).ok()?)?,
+        canonical(getpeername(socket).ok()??)?,
+    ])
+}
+
 /// How the owner has ended its stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
@@ -270,4 +317,49 @@ fn claim(owner: Owner, number: u32) -> Result<UnixDatagram> {
             owner.name()
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use netlab::{Need, available};
+    use socket2::SockRef;
+
+    use super::*;
+
+    fn connection(listen: &str) -> [OwnedFd; 2] {
+        let listener = TcpListener::bind(listen).expect("a listener");
+        let port = listener.local_addr().expect("an address").port();
+        let one = TcpStream::connect(("127.0.0.1", port)).expect("connected");
+        let (other, _) = listener.accept().expect("accepted");
+        [one.into(), other.into()]
+    }
+
+    #[test]
+    fn the_ends_of_a_connection_are_told_from_the_sides_of_a_relay() {
+        let [one, other] = connection("127.0.0.1:0");
+        let [mapped_one, mapped_other] = connection("[::]:0");
+        for [first, second] in [[&one, &other], [&mapped_one, &mapped_other]] {
+            assert!(are_one_connection(first, second));
+            assert!(are_one_connection(second, first));
+        }
+        for [first, second] in [[&one, &one], [&one, &mapped_other], [&other, &mapped_one]] {
+            assert!(!are_one_connection(first, second));
+        }
+    }
+
+    /// A relay with the addresses of both peers (HAProxy's `usesrc client`).
+    #[test]
+    fn a_transparent_relay_has_two_connections_with_the_same_addresses() {
+        if !available(Need::Root) {
+            return;
+        }
+        let [one, other] = connection("127.0.0.1:0");
+        for (socket, is_one) in [(&one, true), (&other, false)] {
+            let socket = SockRef::from(socket);
+            socket.set_ip_transparent_v4(true).expect("transparent");
+            assert_eq!(are_one_connection(&one, &other), is_one);
+        }
+    }
 }

@@ -10,7 +10,7 @@ use crate::patience::{until, until_found};
 use crate::relay::{command, output};
 use crate::usage::failure;
 
-fn listed(pid: u32) -> Value {
+pub(super) fn listed(pid: u32) -> Value {
     let output = output(&mut command(&[
         "adopt",
         "--pid",
@@ -46,6 +46,8 @@ fn the_two_sides_of_a_relay_are_found() {
         let mut numbers = [first, second].map(|number| Some(u64::from(number)));
         numbers.sort();
         assert_eq!(pair, numbers, "{list}");
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("its name");
+        assert_eq!(list["name"], name.trim_end());
         let sockets = list["sockets"].as_array().expect("sockets");
         let to_client = sockets.iter().find(|socket| socket["fd"] == first);
         let to_client = to_client.expect("it is listed");
@@ -111,4 +113,12 @@ fn a_process_that_is_not_there_is_no_list() {
     );
     let sentence = failure(&mut command(&["adopt", "--pid", "1", "--pid", "1"]), 2);
     assert!(sentence.contains("give --pid once"), "{sentence}");
+    // kthreadd.
+    if std::fs::read_to_string("/proc/2/status").is_ok_and(|it| it.contains("\nKthread:\t1\n")) {
+        let sentence = failure(&mut command(&["adopt", "--pid", "2"]), 2);
+        assert!(
+            sentence.ends_with("is a thread of the kernel"),
+            "{sentence}"
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! What is not adopted, and is told in one sentence.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
 use splice_sockmap::SockMap;
 
+use super::list::listed;
 use super::owner::{IS_LATE, Owner, adopt_by, adopting, both_ways};
 use crate::doctor::{NOBODY, for_anybody};
 use crate::forbidden_call::{ForbiddenCall, GETDENTS64, READLINK};
@@ -108,6 +109,53 @@ fn wrong_numbers() {
         "both are the same one; see 'spliced adopt --help'",
     );
     is_untouched(&owner);
+}
+
+/// Each end has read what the other one has written, as the sockets of a relay have.
+#[test]
+fn the_two_ends_of_one_connection() {
+    const TO_ITSELF: &str = "import socket, sys
+family = socket.AF_INET6 if \":\" in sys.argv[1] else socket.AF_INET
+listener = socket.create_server((sys.argv[1], 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+one = socket.create_connection((\"127.0.0.1\", listener.getsockname()[1]))
+other, _ = listener.accept()
+one.sendall(b\"?\")
+other.sendall(other.recv(1))
+one.recv(1)
+print(one.fileno(), other.fileno(), flush=True)
+sys.stdin.read()
+";
+    let Some(python) = installed("python3", "python3") else {
+        return;
+    };
+    for host in ["127.0.0.1", "::"] {
+        let mut command = Process::command(&python);
+        command.args(["-c", TO_ITSELF, host]);
+        let mut process =
+            Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped())).expect("started");
+        let mut line = String::new();
+        let output = process.child_mut().stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        let numbers: Vec<u32> = line
+            .split_whitespace()
+            .map(|number| number.parse().expect("a number"))
+            .collect();
+        let [one, other] = numbers[..] else {
+            panic!("two numbers: {line}");
+        };
+        for [first, second] in [[one, other], [other, one]] {
+            let mut command = adopting([&process, &process], [first, second]);
+            refuses(
+                &failure(&mut command, REFUSED),
+                &format!(
+                    "{first} and {second} are the two ends of one connection; name sockets of two connections between \
+                     which a process relays"
+                ),
+            );
+        }
+        let list = listed(process.id());
+        assert_eq!(list["pairs"], serde_json::json!([]), "{list}");
+    }
 }
 
 /// Sockets of this process, which is no relay.
