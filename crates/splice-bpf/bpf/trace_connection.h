@@ -20,6 +20,7 @@
 #define FAMILY_IPV6 10	/* AF_INET6 */
 #define IPV4_BYTES 20	/* of a header without options */
 #define IPV6_BYTES 40
+#define UDP_BYTES 8
 #define PROTOCOL_TCP 6
 #define PROTOCOL_UDP 17
 /* From linux/stat.h */
@@ -115,6 +116,41 @@ static __always_inline bool of_headers(struct sk_buff *skb, struct connection *f
 	found->remote_port = bpf_ntohs(ports[0]);
 	found->local_port = bpf_ntohs(ports[1]);
 	return true;
+}
+
+/*
+ * The bytes behind the headers, whatever the packet is at present; 0 without any. The length of a super-packet
+ * is not in its IP header (BIG TCP).
+ */
+static __always_inline __u32 payload_bytes(struct sk_buff *skb)
+{
+	unsigned char *at = BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header);
+	__u16 protocol = BPF_CORE_READ(skb, protocol);
+	__s64 before = at - BPF_CORE_READ(skb, data);
+	__u32 headers, bytes = BPF_CORE_READ(skb, len);
+	__u8 version, kind, words;
+
+	if (bpf_probe_read_kernel(&version, 1, at))
+		return 0;
+	if (protocol == bpf_htons(ETH_P_IP)) {
+		headers = (version & 0xf) * 4;
+		if (bpf_probe_read_kernel(&kind, 1, at + 9))
+			return 0;
+	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
+		headers = IPV6_BYTES;
+		if (bpf_probe_read_kernel(&kind, 1, at + 6))
+			return 0;
+	} else {
+		return 0;
+	}
+	if (kind == PROTOCOL_UDP)
+		headers += UDP_BYTES;
+	else if (kind == PROTOCOL_TCP && !bpf_probe_read_kernel(&words, 1, at + headers + 12))
+		headers += (words >> 4) * 4;
+	else
+		return 0;
+	before += headers;
+	return before > 0 && bytes > before ? bytes - before : 0;
 }
 
 static __always_inline struct sock *sock_of_file(struct file *file)

@@ -62,7 +62,9 @@ struct sk_psock {
 
 struct sk_buff {
 	struct sock *sk;
+	unsigned int len;
 	unsigned char *head;
+	unsigned char *data;
 	__u16 network_header;
 	__be16 protocol;
 };

@@ -123,6 +123,9 @@ static __always_inline int seen(void *ctx, __u32 point, __u8 handle, __u64 argum
 		begun.softirq = *softirq;
 		bpf_map_update_elem(&marks, &key, &begun, BPF_ANY);
 	}
+	/* Not of a packet of others, which pays nothing for that. */
+	if (handle == TRACE_SKB)
+		result = payload_bytes((void *)argument);
 	record(ctx, now, point, result, known ? &at : NULL, other);
 end:
 	if (point == TRACE_SOFTIRQ_EXIT) {
@@ -155,6 +158,7 @@ POINT(WORKQUEUE_QUEUE_WORK, workqueue_queue_work, TRACE_NOTHING, 0, 0, 0)
 POINT(SOCK_SEND_LENGTH, sock_send_length, TRACE_SOCK, ctx[0], (int)ctx[1], 0)
 POINT(SOCK_RECV_LENGTH, sock_recv_length, TRACE_SOCK, ctx[0], (int)ctx[1], 0)
 POINT(SK_DATA_READY, sk_data_ready, TRACE_SOCK, ctx[0], 0, 0)
+POINT(INET_SOCK_SET_STATE, inet_sock_set_state, TRACE_SOCK, ctx[0], (int)ctx[2], 0)
 POINT(TCP_PROBE, tcp_probe, TRACE_SOCK, ctx[0], 0, 0)
 POINT(TCP_RCV_SPACE_ADJUST, tcp_rcv_space_adjust, TRACE_SOCK, ctx[0], 0, 0)
 POINT(TCP_SENDMSG_LOCKED, tcp_sendmsg_locked, TRACE_SOCK, ctx[0], 0, 0)

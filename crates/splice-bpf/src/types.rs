@@ -1254,32 +1254,33 @@ pub mod trace_point {
     pub const SOCK_SEND_LENGTH: u32 = 7;
     pub const SOCK_RECV_LENGTH: u32 = 8;
     pub const SK_DATA_READY: u32 = 9;
-    pub const TCP_PROBE: u32 = 10;
-    pub const TCP_RCV_SPACE_ADJUST: u32 = 11;
-    pub const TCP_SENDMSG_LOCKED: u32 = 12;
-    pub const NET_DEV_QUEUE: u32 = 13;
-    pub const NET_DEV_START_XMIT: u32 = 14;
-    pub const NET_DEV_XMIT: u32 = 15;
-    pub const NETIF_RX: u32 = 16;
-    pub const NETIF_RECEIVE_SKB: u32 = 17;
-    pub const NAPI_POLL: u32 = 18;
-    pub const CONSUME_SKB: u32 = 19;
-    pub const KFREE_SKB: u32 = 20;
-    pub const SKB_COPY_DATAGRAM_IOVEC: u32 = 21;
-    pub const SCHED_WAKING: u32 = 22;
-    pub const KMEM_CACHE_ALLOC: u32 = 23;
-    pub const KMEM_CACHE_FREE: u32 = 24;
-    pub const KMALLOC: u32 = 25;
-    pub const KFREE: u32 = 26;
-    pub const MM_PAGE_ALLOC: u32 = 27;
-    pub const IO_URING_SUBMIT_REQ: u32 = 28;
-    pub const IO_URING_COMPLETE: u32 = 29;
-    pub const IO_URING_POLL_ARM: u32 = 30;
-    pub const IO_URING_TASK_ADD: u32 = 31;
-    pub const FIB_TABLE_LOOKUP: u32 = 32;
-    pub const TIMER_START: u32 = 33;
-    pub const POINTS: u32 = 34;
-    pub const NAMES: [&str; 34] = [
+    pub const INET_SOCK_SET_STATE: u32 = 10;
+    pub const TCP_PROBE: u32 = 11;
+    pub const TCP_RCV_SPACE_ADJUST: u32 = 12;
+    pub const TCP_SENDMSG_LOCKED: u32 = 13;
+    pub const NET_DEV_QUEUE: u32 = 14;
+    pub const NET_DEV_START_XMIT: u32 = 15;
+    pub const NET_DEV_XMIT: u32 = 16;
+    pub const NETIF_RX: u32 = 17;
+    pub const NETIF_RECEIVE_SKB: u32 = 18;
+    pub const NAPI_POLL: u32 = 19;
+    pub const CONSUME_SKB: u32 = 20;
+    pub const KFREE_SKB: u32 = 21;
+    pub const SKB_COPY_DATAGRAM_IOVEC: u32 = 22;
+    pub const SCHED_WAKING: u32 = 23;
+    pub const KMEM_CACHE_ALLOC: u32 = 24;
+    pub const KMEM_CACHE_FREE: u32 = 25;
+    pub const KMALLOC: u32 = 26;
+    pub const KFREE: u32 = 27;
+    pub const MM_PAGE_ALLOC: u32 = 28;
+    pub const IO_URING_SUBMIT_REQ: u32 = 29;
+    pub const IO_URING_COMPLETE: u32 = 30;
+    pub const IO_URING_POLL_ARM: u32 = 31;
+    pub const IO_URING_TASK_ADD: u32 = 32;
+    pub const FIB_TABLE_LOOKUP: u32 = 33;
+    pub const TIMER_START: u32 = 34;
+    pub const POINTS: u32 = 35;
+    pub const NAMES: [&str; 35] = [
         "sys_enter",
         "sys_exit",
         "softirq_entry",
@@ -1290,6 +1291,7 @@ pub mod trace_point {
         "sock_send_length",
         "sock_recv_length",
         "sk_data_ready",
+        "inet_sock_set_state",
         "tcp_probe",
         "tcp_rcv_space_adjust",
         "tcp_sendmsg_locked",

@@ -6,35 +6,68 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use splice::EngineName;
 use splice::trace::{ConnectionFilter, Means};
 
+use crate::control_args::WhichArgs;
 use crate::sections::{self, as_help};
+use crate::session_filter::SessionFilter;
 
 /// Show the way of one message through the functions of the kernel.
 ///
-/// Without --connection, spliced makes connections of its own on loopback, relays one message of 1000 bytes
-/// with each engine that works here, and prints which functions of the socket layer each task called, when,
-/// for how long, and what they returned. With --connection it does so for a connection of others: it waits
-/// for the next message on it. It changes nothing there and reads no payload.
+/// On its own, spliced makes connections on loopback, relays one message of 1000 bytes with each engine that works
+/// here, and prints which functions of the socket layer each task called, when, for how long, and what they returned.
+/// With --session, --listener or --filter it does so for a live session of 'spliced relay' or 'spliced run', and with
+/// --connection for a connection of others: it waits for the next message. It changes nothing there and reads no
+/// payload.
 ///
 /// Times are microseconds after the first send. They include what the tracing itself takes: compare the
 /// shapes of two trees, not their times with those of an untraced run.
 #[derive(Args, Debug)]
-#[command(after_long_help = as_help(sections::TRACE))]
+#[command(
+    after_long_help = as_help(sections::TRACE),
+    group = ArgGroup::new("live").multiple(true).args(["connection", "session", "listener", "filter", "config", "control"])
+)]
 pub(crate) struct TraceArgs {
     /// The ways to trace, separated by commas [default: each that works here].
-    #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',', conflicts_with_all = ["connection", "wait"])]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "ENGINE",
+        value_delimiter = ',',
+        conflicts_with = "live"
+    )]
     pub(crate) engine: Vec<Way>,
 
     /// Trace a connection of others: the address of one end, or of both with - between (10.0.0.1:80, [::1]:80,
     /// :80, 10.0.0.1:80-10.0.0.2:5000). Up to 8 times: a relay has two connections.
-    #[arg(long, value_name = "FILTER")]
+    #[arg(long, value_name = "FILTER",
+          conflicts_with_all = ["session", "listener", "filter", "config", "control"])]
     pub(crate) connection: Vec<ConnectionFilter>,
 
-    /// How long to wait for a message on the connection [default: 10s].
-    #[arg(long, value_name = "TIME", value_parser = wait, requires = "connection")]
+    /// Trace both connections of the session with this id, as 'spliced sessions' and the logs have it.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["listener", "filter"])]
+    pub(crate) session: Option<u64>,
+
+    /// Trace the session of this listener that was the last to move bytes: the same as --filter listener=NAME.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) listener: Option<String>,
+
+    /// Trace the session that was the last to move bytes of those whose field has this value, as with
+    /// 'spliced sessions'. May be given several times; then all have to apply.
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = SessionFilter::parse)]
+    pub(crate) filter: Vec<SessionFilter>,
+
+    #[command(flatten)]
+    pub(crate) which: WhichArgs,
+
+    /// How many messages to trace, one after the other, each with a tree of its own [default: 1].
+    #[arg(long, value_name = "N", requires = "live", value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub(crate) messages: Option<u16>,
+
+    /// How long to wait for each message [default: 10s].
+    #[arg(long, value_name = "TIME", value_parser = wait, requires = "live")]
     pub(crate) wait: Option<Duration>,
 
     /// How to observe the kernel: programs at the entries and exits of its functions, or at its tracepoints,
@@ -42,8 +75,9 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_enum, value_name = "MEANS")]
     pub(crate) means: Option<MeansChoice>,
 
-    /// Print JSON: kernel; means; traces, each with engine (null for a connection of others), error, lost and
-    /// contexts. A context has task, thread, process and calls; docs/trace.md has the fields of a call.
+    /// Print JSON: kernel; means; traces, each with engine (null for a connection of others), message, error, summary,
+    /// lost and contexts. A context has task, thread, process, interrupted and calls; docs/trace.md has the fields of a
+    /// call.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -52,6 +86,17 @@ pub(crate) struct TraceArgs {
 pub(crate) enum MeansChoice {
     Functions,
     Stacks,
+}
+
+impl TraceArgs {
+    /// Whether a session of a relay is asked for, or only its process.
+    pub(crate) fn asks_for_session(&self) -> bool {
+        self.session.is_some()
+            || self.listener.is_some()
+            || !self.filter.is_empty()
+            || self.which.config.is_some()
+            || self.which.control.is_some()
+    }
 }
 
 impl MeansChoice {

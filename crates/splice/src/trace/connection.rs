@@ -49,6 +49,12 @@ impl ConnectionFilter {
         }
     }
 
+    /// Whether it is one connection.
+    pub fn has_both_ends(&self) -> bool {
+        let is_whole = |end: &End| end.address.is_some() && end.port.is_some();
+        self.ends.iter().all(is_whole)
+    }
+
     /// As the BPF program compares it.
     pub(super) fn for_program(&self) -> TraceFilter {
         TraceFilter {

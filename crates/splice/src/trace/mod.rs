@@ -9,6 +9,7 @@
 mod connection;
 mod functions;
 mod stacks;
+mod summary;
 mod tree;
 
 use rustix::io::Errno;
@@ -19,7 +20,8 @@ use splice_bpf::tracing::{Functions, Stacks, WATCHED_MOST};
 use splice_bpf::types::{TraceEvent, TraceStack};
 
 pub use self::connection::ConnectionFilter;
-pub use self::tree::{Call, Context, Trace, Value};
+pub use self::summary::Summary;
+pub use self::tree::{Call, Context, Irq, Trace, Value};
 
 /// The most connections that are traced at a time.
 pub const CONNECTIONS_MOST: usize = WATCHED_MOST;

@@ -30,6 +30,9 @@ const ROOTS: &[&str] = &[
     "invoke_syscall",
 ];
 
+/// How the functions begin through which an interrupt comes, on x86-64 and on AArch64.
+const INTERRUPTS: &[&str] = &["asm_", "el0t_64_irq", "el1h_64_irq"];
+
 /// How the functions begin that lead from a tracepoint to its BPF program.
 const TRACERS: &[&str] = &[
     "bpf_prog_",
@@ -67,6 +70,7 @@ const MOMENTS: &[&str] = &[
     "sock_send_length",
     "sock_recv_length",
     "sk_data_ready",
+    "inet_sock_set_state",
     "tcp_probe",
     "net_dev_queue",
     "netif_rx",
@@ -76,6 +80,16 @@ const MOMENTS: &[&str] = &[
     "io_uring_complete",
     "io_uring_poll_arm",
     "io_uring_task_add",
+];
+
+/// Those that tell how many bytes of the message there are, and the new state of a socket.
+const TELLING: &[&str] = &[
+    "sock_send_length",
+    "sock_recv_length",
+    "net_dev_queue",
+    "netif_rx",
+    "netif_receive_skb",
+    "inet_sock_set_state",
 ];
 
 /// Parts of the names of system calls that belong to the way although they have no socket.
@@ -98,10 +112,13 @@ impl Trace {
             lost,
         };
         let origin = events.first().map_or(0, |stack| stack.event.time_ns);
-        let mut tasks: HashMap<(u32, u32), Open> = HashMap::new();
+        let mut tasks: HashMap<(u32, u32, bool), Open> = HashMap::new();
         for stack in &events {
             let event = &stack.event;
-            let key = (event.thread, if event.thread == 0 { event.cpu } else { 0 });
+            let frames = path(stack, names);
+            let (is_interrupted, path) = above_interrupt(&frames);
+            let cpu = if event.thread == 0 { event.cpu } else { 0 };
+            let key = (event.thread, cpu, is_interrupted);
             let task = match tasks.entry(key) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(free) => {
@@ -109,6 +126,7 @@ impl Trace {
                         name: task_name(event),
                         thread: event.thread,
                         process: event.process,
+                        is_interrupted,
                         calls: Vec::new(),
                     });
                     free.insert(Open {
@@ -120,7 +138,7 @@ impl Trace {
             };
             let context = &mut trace.contexts[task.context];
             let at_ns = event.time_ns as i64 - origin as i64;
-            task.see(stack, at_ns, names, context);
+            task.see(stack, at_ns, path, context);
         }
         for (_, mut task) in tasks {
             task.close(0, &mut trace.contexts[task.context]);
@@ -130,6 +148,7 @@ impl Trace {
         }
         trace.sort();
         trace.begin_at_first_send();
+        trace.mark();
         trace
     }
 }
@@ -140,7 +159,7 @@ fn belongs(call: &Call) -> bool {
 }
 
 impl Open {
-    fn see(&mut self, stack: &TraceStack, at_ns: i64, names: &Stacks, context: &mut Context) {
+    fn see(&mut self, stack: &TraceStack, at_ns: i64, path: &[(&str, u64)], context: &mut Context) {
         let event = &stack.event;
         let point = Stacks::point(event.function);
         match point {
@@ -178,11 +197,12 @@ impl Open {
             took_ns: None,
             result: None,
             cpu: event.cpu,
+            irq: None,
+            copies: false,
             socket: None,
             calls: Vec::new(),
         };
-        let path = path(stack, names);
-        if is_aside(&path, socket.is_some()) {
+        if is_aside(path, context.is_interrupted, socket.is_some()) {
             return;
         }
         let same = path
@@ -214,7 +234,7 @@ impl Open {
             if MOMENTS.contains(&point) {
                 let mut moment = call(point, at_ns, true);
                 moment.socket = socket;
-                if point.ends_with("_length") {
+                if TELLING.contains(&point) {
                     moment.result = Some(Value::Number(i64::from(event.result as i32)));
                 }
                 let other = stack.other.split(|&byte| byte == 0).next();
@@ -223,6 +243,10 @@ impl Open {
                     .map(|name| String::from_utf8_lossy(name).into_owned());
                 innermost.calls.push(moment);
             }
+        }
+        // The next interrupt may look the same.
+        if point == "softirq_exit" && context.is_interrupted {
+            self.close(0, context);
         }
     }
 
@@ -242,12 +266,20 @@ impl Open {
 
 /// Whether a stack has nothing to do with the message: the scheduler at work, or an interrupt that does not
 /// bring the message and in which no softirq does.
-fn is_aside(path: &[(&str, u64)], has_socket: bool) -> bool {
-    let last = |is: &dyn Fn(&str) -> bool| path.iter().rposition(|(name, _)| is(name));
-    let scheduler = last(&|name| name == "schedule" || name == "__schedule");
-    let interrupt = last(&|name| name.starts_with("asm_"));
-    let softirq = last(&|name| name.contains("softirq"));
-    scheduler.is_some() || !has_socket && interrupt.is_some() && softirq < interrupt
+fn is_aside(path: &[(&str, u64)], is_interrupted: bool, has_socket: bool) -> bool {
+    let has = |is: &dyn Fn(&str) -> bool| path.iter().any(|(name, _)| is(name));
+    has(&|name| name == "schedule" || name == "__schedule")
+        || !has_socket && is_interrupted && !has(&|name| name.contains("softirq"))
+}
+
+/// What runs in an interrupt, without the task on top of which it does, which has not called it. The second interrupt
+/// of two on top of each other counts.
+fn above_interrupt<'a, 'b>(path: &'a [(&'b str, u64)]) -> (bool, &'a [(&'b str, u64)]) {
+    let is_entry = |(name, _): &(&str, u64)| INTERRUPTS.iter().any(|start| name.starts_with(start));
+    match path.iter().rposition(is_entry) {
+        Some(at) => (true, &path[at + 1..]),
+        None => (false, path),
+    }
 }
 
 /// The name that a function has in the source: the compiler appends what it has made of it, such as
@@ -278,4 +310,43 @@ fn path<'a>(stack: &TraceStack, names: &'a Stacks) -> Vec<(&'a str, u64)> {
         .map(|((name, _), place)| (*name, place))
         .skip_while(|(name, _)| ROOTS.contains(name))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_is_not_called_by_what_it_interrupts() {
+        let path = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect::<Vec<_>>();
+        for (names, expected) in [
+            (&["__sys_sendto", "tcp_sendmsg"][..], (false, 2)),
+            (
+                &[
+                    "__sys_sendto",
+                    "asm_common_interrupt",
+                    "common_interrupt",
+                    "handle_softirqs",
+                ],
+                (true, 2),
+            ),
+            // Within the tracer, and one on top of the other.
+            (
+                &[
+                    "tcp_sendmsg",
+                    "bpf_trace_run2",
+                    "asm_sysvec_apic_timer_interrupt",
+                    "handle_softirqs",
+                    "asm_common_interrupt",
+                    "common_interrupt",
+                ],
+                (true, 1),
+            ),
+        ] {
+            let path = path(names);
+            let (is_interrupted, rest) = above_interrupt(&path);
+            assert_eq!((is_interrupted, rest.len()), expected, "{names:?}");
+            assert_eq!(rest, &path[path.len() - rest.len()..]);
+        }
+    }
 }

@@ -28,10 +28,23 @@ pub struct Call {
     pub result: Option<Value>,
     /// The CPU on which it was entered.
     pub cpu: u32,
+    /// The interrupt that it ran in.
+    pub irq: Option<Irq>,
+    /// It copies the message's bytes.
+    pub copies: bool,
     /// The socket it works on, or that of the packet: this end and the other one.
     pub socket: Option<(SocketAddr, SocketAddr)>,
     /// What it called.
     pub calls: Vec<Self>,
+}
+
+/// An interrupt, as the kernel tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Irq {
+    /// What hardware has asked for.
+    Hard,
+    /// What the kernel had put off, on top of a task or of a hard interrupt.
+    Soft,
 }
 
 /// What a function returned.
@@ -57,6 +70,8 @@ pub struct Context {
     pub thread: u32,
     /// Its process id.
     pub process: u32,
+    /// It did not call this: it was interrupted.
+    pub is_interrupted: bool,
     /// What it called, in order.
     pub calls: Vec<Call>,
 }
@@ -79,6 +94,12 @@ impl Call {
     /// Whether this or a function below works on a socket that is known.
     pub(super) fn has_socket(&self) -> bool {
         self.socket.is_some() || self.calls.iter().any(Self::has_socket)
+    }
+
+    /// How long it took without what it called, in nanoseconds, as far as that was recorded.
+    pub fn own_ns(&self) -> Option<u64> {
+        let below = self.calls.iter().filter_map(|call| call.took_ns).sum();
+        self.took_ns.map(|took| took.saturating_sub(below))
     }
 
     fn shift(&mut self, by_ns: i64) {
@@ -115,6 +136,7 @@ impl Trace {
                     name: task_name(event),
                     thread: event.thread,
                     process: event.process,
+                    is_interrupted: false,
                     calls: Vec::new(),
                 });
                 (trace.contexts.len() - 1, Vec::new())
@@ -133,6 +155,8 @@ impl Trace {
                     took_ns: None,
                     result: None,
                     cpu: event.cpu,
+                    irq: None,
+                    copies: false,
                     socket: (event.known != 0).then(|| {
                         (
                             told(event.local, event.local_port),
@@ -165,6 +189,7 @@ impl Trace {
             }
         }
         trace.sort();
+        trace.mark();
         trace
     }
 

@@ -10,8 +10,9 @@ use tokio::time::sleep;
 use super::processes::{Of, Reached, Searched, ask_all, search, wait_for, words};
 use super::rated::{Rated, rated, rows, sort};
 use super::table::{Table, bytes, time};
+use crate::control_args::WhichArgs;
 use crate::session_args::{SessionOrder, SessionsArgs};
-use crate::session_filter::SessionField;
+use crate::session_filter::{SessionField, SessionFilter};
 use crate::sessions::Row;
 use crate::standard_output::print;
 
@@ -43,6 +44,20 @@ pub(crate) fn run(args: &SessionsArgs) -> Result<()> {
         true => format!("{:#}\n", json!({ "sessions": rated })),
         false => as_table(&rated, after.asked.len() > 1 || has_draining(&rated)),
     })
+}
+
+/// The sessions that all `filters` take, of the processes that were asked for. Each has the number of its process.
+///
+/// # Errors
+/// If no process answers.
+pub(crate) fn live(which: &WhichArgs, filters: &[SessionFilter]) -> Result<Vec<(u64, Row)>> {
+    let look = wait_for(async { look(search(which, "/v1/process").await?.reached).await })?;
+    let mut told = look.told;
+    told.retain(|(_, row)| filters.iter().all(|filter| filter.takes(row)));
+    Ok(told
+        .into_iter()
+        .map(|(of, row)| (of.process(), row))
+        .collect())
 }
 
 /// What processes have told of their sessions.

@@ -1,7 +1,7 @@
 //! From a connected server to the pair.
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, getsockname, recv, send};
 use splice::{Context, Endpoint, EngineChoice, Kind, Step, observed_pair_task};
 use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
 use splice_route::{Fault, POSTGRES_SSL_REQUEST};
@@ -11,6 +11,7 @@ use super::{Connection, State};
 use crate::plan::ProxyVersion;
 use crate::resource_limit::words;
 use crate::service::Counts;
+use crate::socket_address::SocketAddress;
 use crate::tally::{Ending, Promotion};
 
 /// What a PostgreSQL server answers if it does TLS.
@@ -190,6 +191,7 @@ impl Connection {
         Counts::add(&self.service.counts.joined);
         record.connected_to(attempt.place.map(|place| (place.lease, place.seat)));
         let session = record.session();
+        let source = SocketAddress::from_kernel(getsockname(&server).ok());
         let pair = observed_pair_task(
             Endpoint::prepared(client, self.client_kind),
             Endpoint::prepared(server, kind),
@@ -201,6 +203,7 @@ impl Connection {
             Ok((pair, observer)) => {
                 let mut facts = session.facts();
                 facts.target = Some(address);
+                facts.source = source.filter(|source| source.inet().is_some());
                 facts.pair = Some(observer);
                 facts.never_spliced = never_spliced;
                 if never_spliced.is_some() {

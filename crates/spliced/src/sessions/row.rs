@@ -41,6 +41,9 @@ pub(crate) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server: Option<String>,
     pub(crate) target: String,
+    /// The address from which the target was reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
     pub(crate) phase: Phase,
     pub(crate) client_stream: End,
     pub(crate) target_stream: End,
@@ -177,6 +180,7 @@ impl Row {
                 backend: facts.backend.as_ref().map(|backend| backend.name().into()),
                 server: facts.server.as_deref().map(Into::into),
                 target: facts.wanted(),
+                source: facts.source.as_ref().map(ToString::to_string),
                 phase: session.phase(),
                 client_stream: End::Open,
                 target_stream: End::Open,
@@ -227,6 +231,7 @@ impl Row {
             backend: None,
             server: None,
             target: own.target,
+            source: None,
             phase: own.phase,
             client_stream,
             target_stream,
@@ -268,6 +273,7 @@ impl Row {
             backend: Some("b".into()),
             server: None,
             target: "192.0.2.1:80".into(),
+            source: Some("192.0.2.9:40000".into()),
             phase: Phase::HalfClosed,
             client_stream: End::Ended,
             target_stream: End::Open,

@@ -81,6 +81,8 @@ pub(crate) struct Facts {
     pub(crate) asked: Option<String>,
     /// The server that was reached.
     pub(crate) target: Option<SocketAddress>,
+    /// The address from which it was.
+    pub(crate) source: Option<SocketAddress>,
     /// When that was.
     pub(crate) reached_at: Option<Instant>,
     /// Bytes of the client that are passed on before the pair.
@@ -255,6 +257,7 @@ impl Facts {
             server: None,
             asked: None,
             target: None,
+            source: None,
             reached_at: None,
             passed_on_bytes: 0,
             pair: None,

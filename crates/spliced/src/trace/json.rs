@@ -1,11 +1,11 @@
 //! Traces as a program reads them.
 
 use serde_json::{Value, json};
-use splice::trace::{Call, Context, Means, Value as Result};
+use splice::trace::{Call, Context, Irq, Means, Summary, Value as Result};
 
-use super::Traced;
 use super::text::named;
 use super::trial::Place;
+use super::{Traced, What};
 
 pub(super) fn of(means: Means, traces: &[Traced]) -> Value {
     json!({
@@ -21,18 +21,35 @@ fn traced(traced: &Traced) -> Value {
             "task": context.name,
             "thread": context.thread,
             "process": context.process,
+            "interrupted": context.is_interrupted,
             "calls": calls(&context.calls, &traced.places),
         })
     };
     let trace = traced.trace.as_ref();
+    let (engine, message) = match &traced.what {
+        What::Trial(way) => (Some(way.as_str()), 1),
+        What::Message(number) => (None, *number),
+    };
     json!({
-        "engine": traced.way.map(|way| way.as_str()),
+        "engine": engine,
+        "message": message,
         "error": trace.err().map(|error| format!("{error:#}")),
+        "summary": trace.map_or(Value::Null, |trace| summary(trace.summary())),
         "lost": trace.map_or(0, |trace| trace.lost),
         "contexts": trace.map_or_else(
             |_| Vec::new(),
             |trace| trace.contexts.iter().map(context).collect::<Vec<_>>(),
         ),
+    })
+}
+
+fn summary(summary: Summary) -> Value {
+    json!({
+        "calls": summary.calls,
+        "functions": summary.functions,
+        "wakeups": summary.wakeups,
+        "copies": summary.copies,
+        "device_to_device_us": summary.device_to_device_ns.map(|ns| ns as f64 / 1000.0),
     })
 }
 
@@ -61,8 +78,14 @@ fn call(call: &Call, places: &[Place]) -> Value {
         "wakes": call.wakes,
         "at_us": call.at_ns as f64 / 1000.0,
         "took_us": call.took_ns.map(|ns| ns as f64 / 1000.0),
+        "own_us": call.own_ns().map(|ns| ns as f64 / 1000.0),
         "result": result,
         "cpu": call.cpu,
+        "irq": call.irq.map(|irq| match irq {
+            Irq::Soft => "soft",
+            Irq::Hard => "hard",
+        }),
+        "copies": call.copies,
         "socket": socket,
         "calls": calls(&call.calls, places),
     })

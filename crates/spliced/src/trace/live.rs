@@ -1,12 +1,12 @@
-//! A message on a connection of others.
+//! Messages on connections of others.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use splice::trace::{CONNECTIONS_MOST, Recorder};
+use splice::trace::{CONNECTIONS_MOST, ConnectionFilter, Means, Recorder, Trace};
 
-use super::Traced;
+use super::{Traced, What};
 use crate::refusal::WrongUsage;
 use crate::trace_arguments::TraceArgs;
 
@@ -20,41 +20,119 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const QUIET: Duration = Duration::from_millis(20);
 const MESSAGE_MOST: Duration = Duration::from_millis(100);
 
-pub(super) fn trace(args: &TraceArgs, recorder: &mut Recorder) -> Result<Traced> {
-    if args.connection.len() > CONNECTIONS_MOST {
-        bail!(WrongUsage::new(format!(
-            "--connection can be given {CONNECTIONS_MOST} times; leave out the others"
-        )));
-    }
-    recorder.start(&args.connection, false)?;
-    let wait = args.wait.unwrap_or(WAIT);
-    let begin = Instant::now();
-    let mut events = 0;
-    let mut first = None;
-    let mut last = begin;
-    loop {
-        let now = recorder.events();
-        if now != events {
-            (events, last) = (now, Instant::now());
-            first.get_or_insert(last);
+/// The connections that messages are waited for on.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) filters: Vec<ConnectionFilter>,
+    /// What they are, in words.
+    pub(super) name: String,
+    /// They are known, and none can come in the place of one that has ended.
+    pub(super) are_known: bool,
+}
+
+impl Watched {
+    /// Those that somebody has named.
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub(super) fn connections(filters: &[ConnectionFilter]) -> Result<Self> {
+        if filters.len() > CONNECTIONS_MOST {
+            bail!(WrongUsage::new(format!(
+                "--connection can be given {CONNECTIONS_MOST} times; leave out the others"
+            )));
         }
-        match first {
-            Some(first) if last.elapsed() >= QUIET || first.elapsed() >= MESSAGE_MOST => break,
-            None if begin.elapsed() >= wait => {
-                let filters: Vec<_> = args.connection.iter().map(ToString::to_string).collect();
-                bail!(
-                    "nothing passed on {} within {}; see that it is a connection of this host (ss -tn), or \
-                     set a longer --wait",
-                    filters.join(" and "),
-                    humantime::format_duration(wait)
-                );
+        let names: Vec<_> = filters.iter().map(ToString::to_string).collect();
+        Ok(Self {
+            filters: filters.to_vec(),
+            name: names.join(" and "),
+            are_known: filters.iter().all(ConnectionFilter::has_both_ends),
+        })
+    }
+}
+
+/// Traces as many messages as were asked for. If one does not come, the last trace says why.
+///
+/// # Errors
+/// If not even the first one comes, or the kernel refuses.
+pub(super) fn trace(
+    args: &TraceArgs,
+    watched: &Watched,
+    recorder: &mut Recorder,
+) -> Result<Vec<Traced>> {
+    let wait = args.wait.unwrap_or(WAIT);
+    let mut traces = Vec::new();
+    for number in 1..=args.messages.unwrap_or(1) {
+        let trace = message(watched, wait, recorder);
+        let has_failed = trace.is_err();
+        if has_failed && number == 1 {
+            trace?;
+            break;
+        }
+        traces.push(Traced {
+            what: What::Message(number),
+            places: Vec::new(),
+            trace,
+        });
+        if has_failed {
+            break;
+        }
+    }
+    Ok(traces)
+}
+
+/// The next message.
+fn message(watched: &Watched, wait: Duration, recorder: &mut Recorder) -> Result<Trace> {
+    let begin = Instant::now();
+    let mut has_ended = false;
+    let name = &watched.name;
+    loop {
+        let Some(trace) = recorded(watched, begin + wait, recorder)? else {
+            bail!(
+                "no message passed on {name} within {}{}; see that it is a connection of this host (ss -tn), or set a \
+                 longer --wait",
+                humantime::format_duration(wait),
+                if has_ended {
+                    ", and a connection ended"
+                } else {
+                    ""
+                }
+            );
+        };
+        // Entries and exits of functions do not tell what a packet has that no socket gets.
+        if trace.has_message() || recorder.means() == Means::Functions {
+            return Ok(trace);
+        }
+        has_ended |= trace.has_end();
+        if has_ended && watched.are_known {
+            bail!(
+                "{name} ended before a message passed; name one that goes on ('spliced sessions', ss -tn)"
+            );
+        }
+    }
+}
+
+/// What happens next, up to a pause; `None` if nothing does until `deadline`.
+fn recorded(
+    watched: &Watched,
+    deadline: Instant,
+    recorder: &mut Recorder,
+) -> Result<Option<Trace>> {
+    recorder.start(&watched.filters, false)?;
+    let mut events = 0;
+    let mut times: Option<(Instant, Instant)> = None;
+    loop {
+        let seen = recorder.events();
+        let now = Instant::now();
+        if seen != events {
+            events = seen;
+            times = Some((times.map_or(now, |(first, _)| first), now));
+        }
+        match times {
+            Some((first, last)) if now - last >= QUIET || now - first >= MESSAGE_MOST => {
+                return Ok(Some(recorder.finish_first_message()?));
             }
+            None if now >= deadline => return Ok(None),
             _ => thread::sleep(LOOK_AGAIN),
         }
     }
-    Ok(Traced {
-        way: None,
-        places: Vec::new(),
-        trace: Ok(recorder.finish_first_message()?),
-    })
 }

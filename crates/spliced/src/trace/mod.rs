@@ -2,12 +2,14 @@
 
 mod json;
 mod live;
+mod session;
 mod text;
 mod trial;
 
 use anyhow::Result;
 use splice::trace::{Recorder, Trace};
 
+use self::live::Watched;
 use self::trial::Place;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::standard_output::print;
@@ -16,12 +18,19 @@ use crate::trace_arguments::{TraceArgs, Way};
 /// What came of one way.
 #[derive(Debug)]
 struct Traced {
-    /// `None`: a connection of others.
-    way: Option<Way>,
+    what: What,
     /// The sockets of the trial, by what they are.
     places: Vec<Place>,
     /// Or why the way could not be gone.
     trace: Result<Trace>,
+}
+
+/// What was traced.
+#[derive(Debug)]
+enum What {
+    Trial(Way),
+    /// A message on connections of others, by its number.
+    Message(u16),
 }
 
 /// Traces and prints.
@@ -30,14 +39,18 @@ struct Traced {
 /// If the kernel refuses the programs, no message comes, or what was found cannot be printed.
 pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     raise_descriptor_limit(None);
+    let watched = match () {
+        () if args.asks_for_session() => Some(session::pick(args)?),
+        () if args.connection.is_empty() => None,
+        () => Some(Watched::connections(&args.connection)?),
+    };
     let mut recorder = match args.means {
         Some(means) => Recorder::with(means.means())?,
         None => Recorder::new()?,
     };
-    let traces = if args.connection.is_empty() {
-        trials(&args.engine, &mut recorder)?
-    } else {
-        vec![live::trace(args, &mut recorder)?]
+    let traces = match watched {
+        None => trials(&args.engine, &mut recorder)?,
+        Some(watched) => live::trace(args, &watched, &mut recorder)?,
     };
     let means = recorder.means();
     // Before the text: a reader that does not read would keep the programs attached.
@@ -62,7 +75,7 @@ fn trials(asked: &[Way], recorder: &mut Recorder) -> Result<Vec<Traced>> {
             Err(error) => return Err(error.context(format!("cannot trace {}", way.as_str()))),
         };
         traces.push(Traced {
-            way: Some(way),
+            what: What::Trial(way),
             places,
             trace,
         });

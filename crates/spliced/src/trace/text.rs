@@ -3,35 +3,39 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use splice::trace::{Call, Context, Means, Trace, Value};
+use splice::trace::{Call, Context, Irq, Means, Summary, Trace, Value};
 
-use super::Traced;
 use super::trial::Place;
+use super::{Traced, What};
 
 pub(super) fn of(means: Means, traces: &[Traced]) -> String {
     let mut text = match means {
         Means::Functions => "Means: entries and exits of functions.\n",
         Means::Stacks => {
             "Means: stacks at tracepoints, since this kernel lets no program be attached to its functions.\n\
-             AT is when a function was first seen, TOOK for how long it was seen.\n"
+             AT is when a function was first seen, TOOK for how long it was seen, and OWN is that without what it called.\n"
         }
     }
     .to_owned();
+    text += "IRQ is s in a softirq and h in a hard interrupt. A function marked with + copies the message.\n";
     for traced in traces {
         text.push('\n');
-        let title = traced.way.map_or("connection", |way| way.as_str());
+        let title = match &traced.what {
+            What::Trial(way) => way.as_str().to_owned(),
+            What::Message(number) => format!("message {number}"),
+        };
         match &traced.trace {
             Err(error) => {
                 let _ = writeln!(text, "{title}: not traced: {error:#}");
             }
-            Ok(trace) => add(&mut text, title, trace, &traced.places),
+            Ok(trace) => add(&mut text, &title, trace, &traced.places),
         }
     }
     text
 }
 
 fn add(text: &mut String, title: &str, trace: &Trace, places: &[Place]) {
-    let _ = writeln!(text, "{title}: {} calls", trace.count());
+    let _ = writeln!(text, "{title}: {}", in_words(trace.summary()));
     if trace.lost > 0 {
         let _ = writeln!(
             text,
@@ -41,17 +45,51 @@ fn add(text: &mut String, title: &str, trace: &Trace, places: &[Place]) {
     }
     for context in &trace.contexts {
         let _ = writeln!(text, "\n  {}", task(context));
-        let _ = writeln!(text, "  CPU        AT us   TOOK us  CALLS");
+        let _ = writeln!(text, "  CPU IRQ        AT us   TOOK us    OWN us  CALLS");
         for call in &context.calls {
             add_call(text, call, 0, None, places);
         }
     }
 }
 
+fn in_words(summary: Summary) -> String {
+    let Summary {
+        calls,
+        functions,
+        wakeups,
+        copies,
+        device_to_device_ns,
+    } = summary;
+    let devices = device_to_device_ns.map_or_else(String::new, |ns| {
+        format!(", {} us from device to device", micros(ns))
+    });
+    format!(
+        "{}, {}, {}{devices}",
+        format_args!(
+            "{} of {}",
+            counted(calls, "call"),
+            counted(functions, "function")
+        ),
+        counted(wakeups, "wake-up"),
+        match copies {
+            1 => "1 copy".into(),
+            _ => format!("{copies} copies"),
+        },
+    )
+}
+
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 fn task(context: &Context) -> String {
-    match context.thread {
+    let task = match context.thread {
         0 => format!("{} (idle)", context.name),
         thread => format!("{} (thread {thread})", context.name),
+    };
+    match context.is_interrupted {
+        true => format!("interrupts of {task}"),
+        false => task,
     }
 }
 
@@ -65,7 +103,13 @@ fn add_call(
     places: &[Place],
 ) {
     let indent = depth * 2;
-    let took = call.took_ns.map_or_else(|| "-".into(), micros);
+    let [took, own] = [call.took_ns, call.own_ns()].map(|ns| ns.map_or_else(|| "-".into(), micros));
+    let irq = match call.irq {
+        None => "",
+        Some(Irq::Soft) => "s",
+        Some(Irq::Hard) => "h",
+    };
+    let copies = if call.copies { "    +" } else { "" };
     let result = call
         .result
         .map_or_else(String::new, |value| format!(" = {}", as_text(value)));
@@ -78,9 +122,10 @@ fn add_call(
         let wakes = wakes.map_or_else(String::new, |task| format!(" {task}"));
         let _ = writeln!(
             text,
-            "  {:3} {:>12} {:>9}  {:indent$}@ {}{wakes}{result}{socket}",
+            "  {:3} {irq:>3} {:>12} {:>9} {:>9}  {:indent$}@ {}{wakes}{result}{socket}",
             call.cpu,
             signed_micros(call.at_ns),
+            "",
             "",
             "",
             call.function,
@@ -95,10 +140,11 @@ fn add_call(
     };
     let _ = writeln!(
         text,
-        "  {:3} {:>12} {:>9}  {:indent$}{}(){shown}{end}{socket}",
+        "  {:3} {irq:>3} {:>12} {:>9} {:>9}  {:indent$}{}(){shown}{end}{copies}{socket}",
         call.cpu,
         signed_micros(call.at_ns),
         took,
+        own,
         "",
         call.function,
     );
@@ -110,8 +156,8 @@ fn add_call(
     }
     let _ = writeln!(
         text,
-        "  {:3} {:>12} {:>9}  {:indent$}}} /* {}{result} */",
-        "", "", "", "", call.function,
+        "  {:3} {:3} {:>12} {:>9} {:>9}  {:indent$}}} /* {}{result} */",
+        "", "", "", "", "", "", call.function,
     );
 }
 

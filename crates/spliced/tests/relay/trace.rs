@@ -1,23 +1,15 @@
 //! `spliced trace`: the way of a message, per engine and on a connection of others.
 
+mod live;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use libbpf_rs::query::ProgInfoIter;
 use netlab::{Need, Process, Scratch, available};
-use rustix::process::Signal;
 use serde_json::Value;
-use socket2::{Domain, Socket, Type};
 
 use crate::doctor::{NOBODY, for_anybody};
-use crate::patience::until;
 use crate::relay::command;
 use crate::usage::failure;
 
@@ -85,6 +77,49 @@ fn check_times(calls: &Value, begin: f64, end: f64) {
         check_times(&call["calls"], at, ended);
         last = at;
     }
+}
+
+/// What a way costs, as far as it is the engine that decides: who is woken, and who copies.
+fn check_summary(trace: &Value, engine: &str) {
+    let summary = &trace["summary"];
+    let number = |name: &str| summary[name].as_u64().expect("a number");
+    let (mut calls, mut copies) = (0, 0);
+    for context in list(&trace["contexts"]) {
+        every_call(&context["calls"], &mut |call| {
+            calls += u64::from(call["tracepoint"] == false);
+            copies += u64::from(call["copies"] == true);
+            let took = call["took_us"].as_f64();
+            assert!(call["own_us"].as_f64() <= took, "{call:#}");
+            // A softirq is on top of something, and what it calls is in it.
+            if call["function"] == "handle_softirqs" {
+                assert_eq!(call["irq"], "soft", "{call:#}");
+                every_call(&call["calls"], &mut |below| {
+                    assert_eq!(below["irq"], "soft")
+                });
+            }
+        });
+    }
+    assert_eq!((number("calls"), number("copies")), (calls, copies));
+    assert!(
+        number("functions") > 5 && number("functions") <= calls,
+        "{summary}"
+    );
+    // From the sender's memory, and to the receiver's. A process between them adds two.
+    let expected_copies = match engine {
+        "copy" | "aio" | "uring" => 4,
+        _ => 2,
+    };
+    assert_eq!(copies, expected_copies, "{engine}: {summary}");
+    let wakeups = match engine {
+        "direct" | "send-to-local" | "segment" => 1,
+        _ => 2,
+    };
+    assert!(number("wakeups") >= wakeups, "{engine}: {summary}");
+    assert_eq!(
+        summary["device_to_device_us"].as_f64() > Some(0.0),
+        engine != "send-to-local",
+        "{engine}: {summary}"
+    );
 }
 
 #[test]
@@ -165,6 +200,7 @@ fn each_engine_shows_its_own_way() {
             }
             other => panic!("{other}"),
         }
+        check_summary(trace, engine);
         let mut received = Vec::new();
         for context in list(&trace["contexts"]) {
             if context["task"] == "receiver" {
@@ -194,163 +230,6 @@ fn the_text_is_a_tree() {
         opened > 0 && opened == closed,
         "{opened} and {closed}: {text}"
     );
-}
-
-/// A connection within this test, of which one thread sends and the other receives.
-struct Pair {
-    client: TcpStream,
-    server: TcpStream,
-}
-
-/// Ends what runs beside a test.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Pair {
-    /// Both ends have an address that nobody else uses: a filter names one end, and elsewhere on the machine the same
-    /// port may belong to another connection.
-    fn new() -> Self {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        let any_port = SocketAddr::from((Ipv4Addr::new(127, 200, high, low), 0));
-        let listener = TcpListener::bind(any_port).expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let client = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        client.bind(&any_port.into()).expect("bound");
-        client.connect(&address.into()).expect("connected");
-        let client = TcpStream::from(client);
-        let (server, _) = listener.accept().expect("accepted");
-        Self { client, server }
-    }
-
-    fn pass(&mut self) {
-        self.client.write_all(b"message").expect("sent");
-        let mut buffer = [0; 7];
-        self.server.read_exact(&mut buffer).expect("received");
-        assert_eq!(&buffer, b"message");
-    }
-
-    fn address(&self) -> String {
-        self.client.local_addr().expect("an address").to_string()
-    }
-}
-
-#[test]
-fn only_the_connection_that_is_asked_for_is_traced() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mut quiet = Pair::new();
-    let mut busy = Pair::new();
-    let ours = [
-        quiet.address(),
-        quiet.server.local_addr().expect("an address").to_string(),
-    ];
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        // Also after a failure, or the scope would wait for ever.
-        let ends = Ends(&over);
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                busy.pass();
-            }
-        });
-        scope.spawn(|| {
-            // It cannot be seen from outside when the programs are attached.
-            while !over.load(Ordering::Relaxed) {
-                quiet.pass();
-                thread::sleep(Duration::from_millis(50));
-            }
-        });
-        let one = ours[0].clone();
-        let both = ours.join("-");
-        let reports = [one, both].map(|filter| report(&["--connection", &filter]));
-        drop(ends);
-        for report in reports {
-            let trace = &report["traces"][0];
-            assert!(trace["engine"].is_null());
-            let all = functions(trace, "");
-            for name in ["__sys_sendto", "tcp_sendmsg", "tcp_recvmsg"] {
-                assert!(all.contains(name), "no {name}: {all:?}");
-            }
-            let mut sockets = 0;
-            for context in list(&trace["contexts"]) {
-                every_call(&context["calls"], &mut |call| {
-                    let socket = &call["socket"];
-                    if !socket.is_null() {
-                        sockets += 1;
-                        for end in ["local", "remote"] {
-                            let end = text(&socket[end]).to_owned();
-                            assert!(ours.contains(&end), "{end} is not in {ours:?}");
-                        }
-                    }
-                });
-            }
-            assert!(sockets > 0, "{trace:#}");
-        }
-    });
-}
-
-/// The ids of the BPF programs that a process has.
-fn programs(process: u32) -> BTreeSet<u32> {
-    let directory = format!("/proc/{process}/fdinfo");
-    let infos = fs::read_dir(Path::new(&directory)).into_iter().flatten();
-    infos
-        .filter_map(|info| fs::read_to_string(info.ok()?.path()).ok())
-        .flat_map(|info| {
-            let ids = info
-                .lines()
-                .filter_map(|line| line.strip_prefix("prog_id:"));
-            ids.filter_map(|id| id.trim().parse().ok())
-                .collect::<Vec<_>>()
-        })
-        .collect()
-}
-
-#[test]
-fn nothing_is_left_however_it_ends() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let idle = Pair::new();
-    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
-        let mut waiting = command(&["trace", "--connection", &idle.address(), "--wait", "10m"]);
-        let mut waiting = Process::spawn(waiting.stdout(Stdio::null())).expect("started");
-        // Once all are attached, their number does not change.
-        let mut attached = BTreeSet::new();
-        until("the programs are attached", || {
-            let before = std::mem::replace(&mut attached, programs(waiting.id()));
-            thread::sleep(Duration::from_millis(100));
-            attached.len() > 10 && attached == before
-        });
-        waiting.signal(signal).expect("a signal");
-        until("it ends", || waiting.try_wait().expect("waited").is_some());
-        until("its programs are gone", || {
-            ProgInfoIter::default().all(|program| !attached.contains(&program.id))
-        });
-    }
-}
-
-#[test]
-fn a_silent_connection_is_told() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let idle = Pair::new();
-    let arguments = ["trace", "--connection", &idle.address(), "--wait", "200ms"];
-    let sentence = failure(&mut command(&arguments), 1);
-    for part in [
-        &idle.address(),
-        "nothing passed on",
-        "within 200ms",
-        "--wait",
-    ] {
-        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
-    }
 }
 
 #[test]
@@ -405,6 +284,11 @@ fn each_mistake_is_one_sentence() {
             &["--connection", "--engine"],
         ),
         (&["--wait", "5s"], &["--connection"]),
+        (&["--messages", "2"], &["--connection"]),
+        (&["--connection", ":80", "--messages", "0"], &["1..=100"]),
+        (&["--connection", ":80", "--session", "1"], &["--session"]),
+        (&["--session", "1", "--engine", "copy"], &["--engine"]),
+        (&["--filter", "color=red"], &["no field color"]),
         (
             &["--connection", ":80", "--wait", "5"],
             &["write a number and its unit"],

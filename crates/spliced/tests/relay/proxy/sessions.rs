@@ -20,7 +20,7 @@ use crate::peer::{Over, Peer};
 use crate::server::Server;
 
 /// Every field of a session that has all of them.
-const FIELDS: [&str; 25] = [
+const FIELDS: [&str; 26] = [
     "accepted_at",
     "age_ms",
     "backend",
@@ -40,6 +40,7 @@ const FIELDS: [&str; 25] = [
     "server",
     "server_name",
     "socket",
+    "source",
     "target",
     "target_stream",
     "target_to_client_bytes",
@@ -202,6 +203,7 @@ fn every_field_is_there_and_bytes_before_the_pair_count() {
     assert_eq!(session["client"], "192.0.2.7:4000");
     let peer = client.local_addr().expect("its address").to_string();
     assert_eq!(session["peer"], peer);
+    assert_eq!(session["source"], far.peer_address());
     assert_eq!(
         number(&session, "client_to_target_bytes"),
         hello.len() as u64
