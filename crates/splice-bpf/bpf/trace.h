@@ -67,6 +67,8 @@ struct trace_settings {
 struct trace_state {
 	__u32 on;
 	__u32 lost;	/* events for which there was no room */
+	__u32 marked;	/* tasks that are at work for a watched connection, of trace_stacks.bpf.c */
+	__u32 reserved;
 };
 
 struct trace_event {

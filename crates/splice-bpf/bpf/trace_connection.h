@@ -236,6 +236,22 @@ static __always_inline bool is_watched(const struct trace_settings *asked, const
 	return false;
 }
 
+/* Whether a socket may be watched, which costs less to find out than whether it is. */
+static __always_inline bool has_watched_port(const struct trace_settings *asked, struct sock *sk)
+{
+	__u16 local = BPF_CORE_READ(sk, __sk_common.skc_num);
+	__u16 remote = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+	__u32 i;
+
+	for (i = 0; i < TRACE_FILTERS && i < asked->count; i++) {
+		const struct trace_end *end = &asked->filters[i].ends[0];
+
+		if (end->any_port || end->port == local || end->port == remote)
+			return true;
+	}
+	return false;
+}
+
 static __always_inline __u64 task_key(void)
 {
 	__u32 thread = bpf_get_current_pid_tgid();

@@ -83,6 +83,12 @@ static __always_inline bool is_own(const struct trace_settings *asked)
 	return asked->process && task >> 32 == asked->process && (__u32)task != asked->process;
 }
 
+static __always_inline void unmark(struct trace_state *now, __u64 key)
+{
+	if (!bpf_map_delete_elem(&marks, &key))
+		__sync_fetch_and_add(&now->marked, -1);
+}
+
 static __always_inline int seen(void *ctx, __u32 point, __u8 handle, __u64 argument, __u64 result,
 				struct task_struct *other)
 {
@@ -90,6 +96,7 @@ static __always_inline int seen(void *ctx, __u32 point, __u8 handle, __u64 argum
 	struct trace_settings *asked;
 	struct connection at = {};
 	struct trace_state *now;
+	struct sock *sk;
 	__u32 zero = 0, *softirq;
 	bool known = false;
 	__u64 key;
@@ -101,6 +108,15 @@ static __always_inline int seen(void *ctx, __u32 point, __u8 handle, __u64 argum
 		return 0;
 	if (point == TRACE_SOFTIRQ_ENTRY)
 		*softirq = 1;
+	/* What nearly all of the host's work meets: nothing concerns a watched connection at present. */
+	if (!now->marked && handle == TRACE_NOTHING && !(point == TRACE_SYS_ENTER && asked->process)) {
+		if (point == TRACE_SOFTIRQ_EXIT)
+			*softirq = 0;
+		return 0;
+	}
+	sk = handle == TRACE_SKB ? BPF_CORE_READ((struct sk_buff *)argument, sk) : (void *)argument;
+	if (!now->marked && (handle == TRACE_SOCK || (handle == TRACE_SKB && sk)) && !has_watched_port(asked, sk))
+		return 0;
 	key = task_key();
 	mark = bpf_map_lookup_elem(&marks, &key);
 	if (handle != TRACE_NOTHING)
@@ -121,7 +137,8 @@ static __always_inline int seen(void *ctx, __u32 point, __u8 handle, __u64 argum
 	}
 	if (!mark) {
 		begun.softirq = *softirq;
-		bpf_map_update_elem(&marks, &key, &begun, BPF_ANY);
+		if (!bpf_map_update_elem(&marks, &key, &begun, BPF_NOEXIST))
+			__sync_fetch_and_add(&now->marked, 1);
 	}
 	/* Not of a packet of others, which pays nothing for that. */
 	if (handle == TRACE_SKB)
@@ -131,12 +148,12 @@ end:
 	if (point == TRACE_SOFTIRQ_EXIT) {
 		*softirq = 0;
 		if (mark && mark->softirq)
-			bpf_map_delete_elem(&marks, &key);
+			unmark(now, key);
 		else if (mark)
 			mark->foreign = 0;
 	}
 	if (mark && (point == TRACE_SYS_EXIT || point == TRACE_WORKQUEUE_EXECUTE_END))
-		bpf_map_delete_elem(&marks, &key);
+		unmark(now, key);
 	return 0;
 }
 

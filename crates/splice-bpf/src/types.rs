@@ -876,9 +876,11 @@ unsafe impl Plain for BypassSettings {}
 pub struct TraceState {
     pub on: AtomicU32,
     pub lost: AtomicU32,
+    pub marked: AtomicU32,
+    pub _reserved: AtomicU32,
 }
 
-const _: () = assert!(size_of::<TraceState>() == 8);
+const _: () = assert!(size_of::<TraceState>() == 16);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for TraceState {}

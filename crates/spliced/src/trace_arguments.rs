@@ -40,6 +40,11 @@ pub(crate) struct TraceArgs {
     )]
     pub(crate) engine: Vec<Way>,
 
+    /// Have the client, the relay and the server each in a network namespace of its own, and print Markdown: a table of what
+    /// the ways come to, and the tree of each. Needs CAP_SYS_ADMIN, and ip(8).
+    #[arg(long, conflicts_with = "live")]
+    pub(crate) demo: bool,
+
     /// Trace a connection of others: the address of one end, or of both with - between (10.0.0.1:80, [::1]:80,
     /// :80, 10.0.0.1:80-10.0.0.2:5000). Up to 8 times: a relay has two connections.
     #[arg(long, value_name = "FILTER",

@@ -47,6 +47,34 @@ pub(crate) enum Experiment {
 
     /// Ping-pong on one of many sessions, while the metrics of the relay are read or not
     Scrape(Scrape),
+
+    /// Ping-pong on one of many connections, while another one is traced or not
+    Trace(Trace),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Trace {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) extent: Extent,
+
+    /// The spliced program to measure
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: PathBuf,
+
+    /// The relay's engine
+    #[arg(long, value_name = "NAME", default_value = "copy")]
+    pub(crate) engine: String,
+
+    /// Number of connections: one that is measured, one that is traced, and idle ones
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u16).range(2..))]
+    pub(crate) connections: u16,
+
+    /// Also write what 'spliced trace --demo' prints into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) page: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

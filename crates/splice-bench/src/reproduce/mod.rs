@@ -10,6 +10,7 @@ mod mesh;
 mod record;
 mod relay;
 mod scrape;
+mod trace;
 mod udp;
 
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ pub(crate) fn run(arguments: Reproduce) -> Result<ExitCode> {
         Experiment::Cpu(arguments) => cpu::run(&arguments),
         Experiment::Mesh(arguments) => mesh::run(&arguments),
         Experiment::Scrape(arguments) => scrape::run(&arguments),
+        Experiment::Trace(arguments) => trace::run(&arguments),
         Experiment::Udp(arguments) => udp::run(&arguments),
     }
 }

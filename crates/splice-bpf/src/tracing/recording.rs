@@ -42,6 +42,7 @@ impl Recording {
             Error::system("cannot say which connections are to be traced", errno)
         })?;
         self.state.at(0).lost.store(0, Ordering::Relaxed);
+        self.state.at(0).marked.store(0, Ordering::Relaxed);
         self.state.at(0).on.store(1, Ordering::Release);
         Ok(())
     }

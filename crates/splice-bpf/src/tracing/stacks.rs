@@ -11,6 +11,7 @@ use splice_base::error::{Error, Result};
 use super::functions::kernel_types;
 use super::recording::Recording;
 use crate::load::{Object, Opened, load};
+use crate::map::Map;
 use crate::objects;
 use crate::program::Program;
 use crate::shared_memory::SharedArray;
@@ -26,6 +27,7 @@ pub struct Stacks {
     /// Before the object, so that nothing records any more when that goes.
     links: Vec<libbpf_rs::Link>,
     recording: Recording,
+    marks: Map,
     symbols: SharedArray<TraceSymbol>,
     namer: Program,
     names: HashMap<u64, String>,
@@ -51,6 +53,7 @@ impl Stacks {
         Ok(Self {
             links,
             recording: Recording::of(&object)?,
+            marks: object.map("marks")?,
             symbols: object.map("symbols")?.share_values()?,
             namer: object.program("trace_name")?,
             names: HashMap::new(),
@@ -74,6 +77,10 @@ impl Stacks {
     /// # Errors
     /// The error of bpf(2).
     pub fn start(&mut self, filters: &[TraceFilter], process: Option<u32>) -> Result<()> {
+        // Of tasks that were at work when the last recording stopped.
+        for key in self.marks.keys::<u64>() {
+            self.marks.remove(&key);
+        }
         self.recording.start(filters, process)
     }
 

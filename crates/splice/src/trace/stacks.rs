@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::mem;
 
 use splice_bpf::tracing::Stacks;
 use splice_bpf::types::TraceStack;
@@ -149,13 +150,62 @@ impl Trace {
         trace.sort();
         trace.begin_at_first_send();
         trace.mark();
+        trace.lift_softirqs();
+        trace.sort();
         trace
     }
 }
 
+impl Trace {
+    /// A softirq runs on top of whatever task is there. If what the task was doing has nothing to do with the message, it
+    /// has not called it either.
+    fn lift_softirqs(&mut self) {
+        let mut lifted = Vec::new();
+        for context in self.contexts.iter_mut().filter(|it| !it.is_interrupted) {
+            let (own, others): (Vec<_>, _) =
+                mem::take(&mut context.calls).into_iter().partition(is_own);
+            context.calls = own;
+            let mut softirqs = Vec::new();
+            for call in others {
+                take_softirqs(call, &mut softirqs);
+            }
+            if !softirqs.is_empty() {
+                lifted.push(Context {
+                    name: context.name.clone(),
+                    is_interrupted: true,
+                    calls: softirqs,
+                    ..*context
+                });
+            }
+        }
+        self.contexts.extend(lifted);
+    }
+}
+
+/// Whether a call works on a socket that is watched, or waits for one, itself or below, but for softirqs.
+fn is_own(call: &Call) -> bool {
+    fn has_socket(call: &Call) -> bool {
+        call.irq.is_none() && (call.socket.is_some() || call.calls.iter().any(has_socket))
+    }
+    call.irq.is_some() || waits(call) || has_socket(call)
+}
+
+fn take_softirqs(call: Call, into: &mut Vec<Call>) {
+    if call.irq.is_some() {
+        return into.push(call);
+    }
+    for below in call.calls {
+        take_softirqs(below, into);
+    }
+}
+
+fn waits(call: &Call) -> bool {
+    WAITS.iter().any(|part| call.function.contains(part))
+}
+
 /// Whether a call has to do with a socket that is watched.
 fn belongs(call: &Call) -> bool {
-    WAITS.iter().any(|part| call.function.contains(part)) || call.has_socket()
+    waits(call) || call.has_socket()
 }
 
 impl Open {
@@ -314,7 +364,65 @@ fn path<'a>(stack: &TraceStack, names: &'a Stacks) -> Vec<(&'a str, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tree::Irq;
     use super::*;
+
+    fn call(function: &str, irq: Option<Irq>, calls: Vec<Call>) -> Call {
+        Call {
+            function: function.into(),
+            is_point: false,
+            wakes: None,
+            at_ns: 0,
+            took_ns: None,
+            result: None,
+            cpu: 0,
+            irq,
+            copies: false,
+            socket: None,
+            calls,
+        }
+    }
+
+    #[test]
+    fn a_softirq_on_top_of_something_else_is_not_called_by_it() {
+        let socket = Some((told([1; 16], 1), told([2; 16], 2)));
+        let softirq = || Call {
+            socket,
+            ..call("handle_softirqs", Some(Irq::Soft), Vec::new())
+        };
+        let sends = |socket| Call {
+            socket,
+            ..call(
+                "__sys_sendto",
+                None,
+                vec![call("do_softirq", None, vec![softirq()])],
+            )
+        };
+        let waits = call("do_epoll_wait", None, vec![softirq()]);
+        for (task, expected) in [
+            (sends(socket), &[("__sys_sendto", false)][..]),
+            (sends(None), &[("handle_softirqs", true)]),
+            (waits, &[("do_epoll_wait", false)]),
+        ] {
+            let context = Context {
+                name: "task".into(),
+                thread: 7,
+                process: 7,
+                is_interrupted: false,
+                calls: vec![task],
+            };
+            let mut trace = Trace {
+                contexts: vec![context],
+                lost: 0,
+            };
+            trace.lift_softirqs();
+            trace.sort();
+            let found: Vec<_> = (trace.contexts.iter())
+                .map(|it| (it.calls[0].function.as_str(), it.is_interrupted))
+                .collect();
+            assert_eq!(found, expected);
+        }
+    }
 
     #[test]
     fn an_interrupt_is_not_called_by_what_it_interrupts() {

@@ -1,16 +1,18 @@
 //! Traces as a program reads them.
 
 use serde_json::{Value, json};
-use splice::trace::{Call, Context, Irq, Means, Summary, Value as Result};
+use splice::trace::{Call, Context, Irq, Summary, Value as Result};
 
 use super::text::named;
 use super::trial::Place;
-use super::{Traced, What};
+use super::{Observed, Traced, What};
 
-pub(super) fn of(means: Means, traces: &[Traced]) -> Value {
+pub(super) fn of(observed: &Observed, traces: &[Traced]) -> Value {
     json!({
         "kernel": rustix::system::uname().release().to_string_lossy(),
-        "means": means.as_str(),
+        "means": observed.means.as_str(),
+        "places": observed.places,
+        "attached_in_ms": observed.attached_in.as_secs_f64() * 1e3,
         "traces": traces.iter().map(traced).collect::<Vec<_>>(),
     })
 }

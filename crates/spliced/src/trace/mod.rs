@@ -2,14 +2,20 @@
 
 mod json;
 mod live;
+mod markdown;
 mod session;
+mod stage;
 mod text;
 mod trial;
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
-use splice::trace::{Recorder, Trace};
+use splice::trace::{Means, Recorder, Trace};
 
 use self::live::Watched;
+use self::stage::Stage;
 use self::trial::Place;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::standard_output::print;
@@ -33,6 +39,29 @@ enum What {
     Message(u16),
 }
 
+/// How the kernel was observed.
+#[derive(Debug)]
+struct Observed {
+    means: Means,
+    /// How many functions or tracepoints have a program.
+    places: usize,
+    attached_in: Duration,
+}
+
+impl Observed {
+    fn in_words(&self) -> String {
+        let places = match self.means {
+            Means::Functions => "functions",
+            Means::Stacks => "tracepoints",
+        };
+        format!(
+            "attached to {} {places} in {} ms",
+            self.places,
+            self.attached_in.as_millis()
+        )
+    }
+}
+
 /// Traces and prints.
 ///
 /// # Errors
@@ -44,32 +73,53 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
         () if args.connection.is_empty() => None,
         () => Some(Watched::connections(&args.connection)?),
     };
+    let begin = Instant::now();
     let mut recorder = match args.means {
         Some(means) => Recorder::with(means.means())?,
         None => Recorder::new()?,
     };
+    let observed = Observed {
+        means: recorder.means(),
+        places: recorder.places(),
+        attached_in: begin.elapsed(),
+    };
+    if let Some(watched) = &watched {
+        tracing::info!(
+            "{}; waits for a message on {}",
+            observed.in_words(),
+            watched.name
+        );
+    }
     let traces = match watched {
-        None => trials(&args.engine, &mut recorder)?,
+        None => trials(args, &mut recorder)?,
         Some(watched) => live::trace(args, &watched, &mut recorder)?,
     };
-    let means = recorder.means();
     // Before the text: a reader that does not read would keep the programs attached.
     drop(recorder);
-    let text = if args.json {
-        format!("{:#}\n", json::of(means, &traces))
-    } else {
-        text::of(means, &traces)
+    let text = match (args.json, args.demo) {
+        (true, _) => format!("{:#}\n", json::of(&observed, &traces)),
+        (false, true) => markdown::of(&observed, &traces),
+        (false, false) => text::of(&observed, &traces),
     };
     print(&text)
 }
 
 /// The ways that were asked for; without any, all of them, and then one that does not work here is no
 /// failure.
-fn trials(asked: &[Way], recorder: &mut Recorder) -> Result<Vec<Traced>> {
-    let ways = if asked.is_empty() { &Way::ALL } else { asked };
+fn trials(args: &TraceArgs, recorder: &mut Recorder) -> Result<Vec<Traced>> {
+    let asked = &args.engine;
+    let stage = Arc::new(match args.demo {
+        true => Stage::namespaces()?,
+        false => Stage::Loopback,
+    });
+    let ways = if asked.is_empty() {
+        &Way::ALL[..]
+    } else {
+        asked
+    };
     let mut traces = Vec::new();
     for &way in ways {
-        let (places, trace) = match trial::run(way, recorder) {
+        let (places, trace) = match trial::run(way, &stage, recorder) {
             Ok((places, trace)) => (places, Ok(trace)),
             Err(error) if asked.is_empty() => (Vec::new(), Err(error)),
             Err(error) => return Err(error.context(format!("cannot trace {}", way.as_str()))),

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use splice::trace::{Call, Context, Irq, Means, Summary, Trace, Value};
 
 use super::trial::Place;
-use super::{Traced, What};
+use super::{Observed, Traced, What};
 
-pub(super) fn of(means: Means, traces: &[Traced]) -> String {
-    let mut text = match means {
+pub(super) fn of(observed: &Observed, traces: &[Traced]) -> String {
+    let mut text = match observed.means {
         Means::Functions => "Means: entries and exits of functions.\n",
         Means::Stacks => {
             "Means: stacks at tracepoints, since this kernel lets no program be attached to its functions.\n\
@@ -17,6 +17,7 @@ pub(super) fn of(means: Means, traces: &[Traced]) -> String {
         }
     }
     .to_owned();
+    let _ = writeln!(text, "Spliced {}.", observed.in_words());
     text += "IRQ is s in a softirq and h in a hard interrupt. A function marked with + copies the message.\n";
     for traced in traces {
         text.push('\n');
@@ -43,11 +44,29 @@ fn add(text: &mut String, title: &str, trace: &Trace, places: &[Place]) {
             trace.lost
         );
     }
+    add_tree(text, trace, places, Braces::Closed);
+}
+
+/// Whether a tree has a line for the end of each call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Braces {
+    Closed,
+    /// The indentation says it.
+    None,
+}
+
+/// The tasks with their calls.
+pub(super) fn add_tree(text: &mut String, trace: &Trace, places: &[Place], braces: Braces) {
     for context in &trace.contexts {
         let _ = writeln!(text, "\n  {}", task(context));
         let _ = writeln!(text, "  CPU IRQ        AT us   TOOK us    OWN us  CALLS");
+        let mut tree = Tree {
+            text: &mut *text,
+            places,
+            braces,
+        };
         for call in &context.calls {
-            add_call(text, call, 0, None, places);
+            tree.add(call, 0, None);
         }
     }
 }
@@ -95,70 +114,74 @@ fn task(context: &Context) -> String {
 
 type Socket = (SocketAddr, SocketAddr);
 
-fn add_call(
-    text: &mut String,
-    call: &Call,
-    depth: usize,
-    parent: Option<Socket>,
-    places: &[Place],
-) {
-    let indent = depth * 2;
-    let [took, own] = [call.took_ns, call.own_ns()].map(|ns| ns.map_or_else(|| "-".into(), micros));
-    let irq = match call.irq {
-        None => "",
-        Some(Irq::Soft) => "s",
-        Some(Irq::Hard) => "h",
-    };
-    let copies = if call.copies { "    +" } else { "" };
-    let result = call
-        .result
-        .map_or_else(String::new, |value| format!(" = {}", as_text(value)));
-    let socket = match call.socket {
-        Some(socket) if Some(socket) != parent => format!("    # {}", named(socket, places)),
-        _ => String::new(),
-    };
-    if call.is_point {
-        let wakes = call.wakes.as_ref();
-        let wakes = wakes.map_or_else(String::new, |task| format!(" {task}"));
+struct Tree<'a> {
+    text: &'a mut String,
+    places: &'a [Place],
+    braces: Braces,
+}
+
+impl Tree<'_> {
+    fn add(&mut self, call: &Call, depth: usize, parent: Option<Socket>) {
+        let indent = depth * 2;
+        let [took, own] =
+            [call.took_ns, call.own_ns()].map(|ns| ns.map_or_else(|| "-".into(), micros));
+        let irq = match call.irq {
+            None => "",
+            Some(Irq::Soft) => "s",
+            Some(Irq::Hard) => "h",
+        };
+        let copies = if call.copies { "    +" } else { "" };
+        let result = call
+            .result
+            .map_or_else(String::new, |value| format!(" = {}", as_text(value)));
+        let socket = match call.socket {
+            Some(socket) if Some(socket) != parent => {
+                format!("    # {}", named(socket, self.places))
+            }
+            _ => String::new(),
+        };
+        if call.is_point {
+            let wakes = call.wakes.as_ref();
+            let wakes = wakes.map_or_else(String::new, |task| format!(" {task}"));
+            let _ = writeln!(
+                self.text,
+                "  {:3} {irq:>3} {:>12} {:>9} {:>9}  {:indent$}@ {}{wakes}{result}{socket}",
+                call.cpu,
+                signed_micros(call.at_ns),
+                "",
+                "",
+                "",
+                call.function,
+            );
+            return;
+        }
+        let (end, shown) = match (self.braces, call.calls.is_empty()) {
+            (Braces::None, _) => ("", result.as_str()),
+            (Braces::Closed, true) => (";", result.as_str()),
+            (Braces::Closed, false) => (" {", ""),
+        };
         let _ = writeln!(
-            text,
-            "  {:3} {irq:>3} {:>12} {:>9} {:>9}  {:indent$}@ {}{wakes}{result}{socket}",
+            self.text,
+            "  {:3} {irq:>3} {:>12} {:>9} {:>9}  {:indent$}{}(){shown}{end}{copies}{socket}",
             call.cpu,
             signed_micros(call.at_ns),
-            "",
-            "",
+            took,
+            own,
             "",
             call.function,
         );
-        return;
+        for below in &call.calls {
+            self.add(below, depth + 1, call.socket.or(parent));
+        }
+        if call.calls.is_empty() || self.braces == Braces::None {
+            return;
+        }
+        let _ = writeln!(
+            self.text,
+            "  {:3} {:3} {:>12} {:>9} {:>9}  {:indent$}}} /* {}{result} */",
+            "", "", "", "", "", "", call.function,
+        );
     }
-    let end = if call.calls.is_empty() { ";" } else { " {" };
-    let shown = if call.calls.is_empty() {
-        result.as_str()
-    } else {
-        ""
-    };
-    let _ = writeln!(
-        text,
-        "  {:3} {irq:>3} {:>12} {:>9} {:>9}  {:indent$}{}(){shown}{end}{copies}{socket}",
-        call.cpu,
-        signed_micros(call.at_ns),
-        took,
-        own,
-        "",
-        call.function,
-    );
-    if call.calls.is_empty() {
-        return;
-    }
-    for below in &call.calls {
-        add_call(text, below, depth + 1, call.socket.or(parent), places);
-    }
-    let _ = writeln!(
-        text,
-        "  {:3} {:3} {:>12} {:>9} {:>9}  {:indent$}}} /* {}{result} */",
-        "", "", "", "", "", "", call.function,
-    );
 }
 
 /// A socket by its place in the trial, or by its addresses.
@@ -179,7 +202,7 @@ fn as_text(value: Value) -> String {
     }
 }
 
-fn micros(ns: u64) -> String {
+pub(super) fn micros(ns: u64) -> String {
     format!("{}.{:03}", ns / 1000, ns % 1000)
 }
 

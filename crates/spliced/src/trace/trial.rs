@@ -5,7 +5,8 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use splice::trace::{ConnectionFilter, Recorder, Trace};
 use splice::{Endpoint, EngineChoice, EngineName, EventLoop, Handle, Kind, Options, Remote};
 use splice_sockmap::{MapType, Redirect, Redirections};
 
+use super::stage::Stage;
 use crate::trace_arguments::Way;
 
 /// Less than a segment, as small messages are.
@@ -45,9 +47,13 @@ pub(super) struct Place {
 }
 
 /// Sends a message on a way and returns the sockets and what happened.
-pub(super) fn run(way: Way, recorder: &mut Recorder) -> Result<(Vec<Place>, Trace)> {
+pub(super) fn run(
+    way: Way,
+    stage: &Arc<Stage>,
+    recorder: &mut Recorder,
+) -> Result<(Vec<Place>, Trace)> {
     let deadline = Instant::now() + TRIAL_MOST;
-    let (client, near) = connection()?;
+    let (client, near) = stage.to_relay()?;
     let mut places = vec![place("client", &client)?];
     let Some(engine) = way.engine() else {
         places.push(place("server", &near)?);
@@ -63,11 +69,11 @@ pub(super) fn run(way: Way, recorder: &mut Recorder) -> Result<(Vec<Place>, Trac
         drop(redirect);
         return Ok((places, trace));
     };
-    let (server, far) = connection()?;
+    let (far, server) = stage.to_server()?;
     places.push(place("relay, to the client", &near)?);
     places.push(place("relay, to the server", &far)?);
     places.push(place("server", &server)?);
-    let relay = Relay::start(engine, near, far)?;
+    let relay = Relay::start(engine, stage, near, far)?;
     let message = Message::new(client, server)?;
     // On a busy machine a kernel engine may have returned the pair to the process meanwhile.
     loop {
@@ -92,26 +98,6 @@ fn place(name: &'static str, socket: &TcpStream) -> Result<Place> {
     Ok(Place { name, socket })
 }
 
-/// Two ends of a connection on loopback.
-fn connection() -> Result<(TcpStream, TcpStream)> {
-    let ends = || {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let client = TcpStream::connect(listener.local_addr()?)?;
-        loop {
-            let (server, from) = listener.accept()?;
-            // Anybody may connect, as a port scan does.
-            if from == client.local_addr()? {
-                return Ok::<_, std::io::Error>((client, server));
-            }
-        }
-    };
-    let (client, server) = ends().context("cannot make a TCP connection on loopback")?;
-    // A message that waits for an ACK would be another way.
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    Ok((client, server))
-}
-
 /// A thread with a loop and the pair.
 struct Relay {
     thread: i32,
@@ -121,11 +107,19 @@ struct Relay {
 }
 
 impl Relay {
-    fn start(engine: EngineName, near: TcpStream, far: TcpStream) -> Result<Self> {
+    fn start(
+        engine: EngineName,
+        stage: &Arc<Stage>,
+        near: TcpStream,
+        far: TcpStream,
+    ) -> Result<Self> {
         engine.can_take(Kind::Tcp4)?;
         let (ready, started) = channel();
+        let stage = Arc::clone(stage);
         let work = move || {
-            let begun = || -> splice::Result<_> {
+            let begun = || -> Result<_> {
+                // The engines look at the network of their thread.
+                stage.enter_relay()?;
                 let mut event_loop = EventLoop::new()?;
                 let options = Options {
                     engine: EngineChoice::Only(engine),

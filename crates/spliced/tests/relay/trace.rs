@@ -214,6 +214,60 @@ fn each_engine_shows_its_own_way() {
 }
 
 #[test]
+fn the_demonstration_is_a_page_with_a_table_and_a_tree_for_each_way() {
+    if !available(Need::Netns) || !available(Need::Bpf) {
+        return;
+    }
+    let devices = || fs::read_to_string("/proc/thread-self/net/dev").expect("devices");
+    let names = |text: &str| -> BTreeSet<String> {
+        let name = |line: &str| Some(line.split_once(':')?.0.trim().to_owned());
+        text.lines().filter_map(name).collect()
+    };
+    let before = names(&devices());
+    let ways = ["direct", "copy", "pipe", "sockmap", "segment"];
+    let page = printed(&mut command(&[
+        "trace",
+        "--demo",
+        "--engine",
+        &ways.join(","),
+    ]));
+    assert!(page.starts_with("# "), "{page}");
+    for way in ways {
+        let row = page
+            .lines()
+            .find(|line| line.starts_with(&format!("| {way} | ")));
+        let cells: Vec<_> = row.expect("a row").trim_matches('|').split(" | ").collect();
+        let [_, calls, functions, wakeups, copies, device_to_device] = cells[..] else {
+            panic!("six cells: {cells:?}");
+        };
+        for number in [calls, functions, wakeups] {
+            assert!(number.parse::<u32>().is_ok_and(|it| it > 0), "{cells:?}");
+        }
+        let expected = if way == "copy" { "4" } else { "2" };
+        assert_eq!(copies, expected, "{cells:?}");
+        assert!(
+            device_to_device
+                .trim()
+                .parse::<f64>()
+                .is_ok_and(|it| it > 0.0),
+            "{cells:?}"
+        );
+        let (_, tree) = page
+            .split_once(&format!("\n## {way}\n\n```\n"))
+            .expect("a tree");
+        let tree = tree.split("\n```\n").next().expect("its end");
+        // The packets go through veth devices.
+        assert!(tree.contains("veth_xmit"), "{way}: {tree}");
+        assert_eq!(
+            tree.contains("  relay (thread "),
+            ["copy", "pipe"].contains(&way),
+            "{way}: {tree}"
+        );
+    }
+    assert_eq!(names(&devices()), before);
+}
+
+#[test]
 fn the_text_is_a_tree() {
     if !available(Need::Bpf) {
         return;
@@ -298,6 +352,7 @@ fn each_mistake_is_one_sentence() {
             &["longer than zero"],
         ),
         (&["--means", "magic"], &["--means", "'magic'"]),
+        (&["--demo", "--connection", ":80"], &["--demo"]),
         (&["extra"], &["'extra'"]),
     ] {
         let mut command = command(&["trace"]);

@@ -20,7 +20,7 @@ use super::{every_call, functions, list, report, text};
 use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::Peer;
-use crate::relay::{Relay, command};
+use crate::relay::{Relay, command, output};
 use crate::server::Server;
 use crate::usage::failure;
 
@@ -325,7 +325,13 @@ fn a_silent_connection_is_told() {
     }
     let idle = Pair::new();
     let arguments = ["trace", "--connection", &idle.address(), "--wait", "200ms"];
-    let sentence = failure(&mut command(&arguments), 1);
+    let output = output(&mut command(&arguments));
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    let [attached, sentence] = said.lines().collect::<Vec<_>>()[..] else {
+        panic!("two lines: {said}");
+    };
+    assert!(attached.contains("attached to "), "{attached}");
     for part in [
         &idle.address(),
         "no message passed on",
