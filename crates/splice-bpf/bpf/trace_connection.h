@@ -236,17 +236,14 @@ static __always_inline bool is_watched(const struct trace_settings *asked, const
 	return false;
 }
 
-/* Whether a socket may be watched, which costs less to find out than whether it is. */
-static __always_inline bool has_watched_port(const struct trace_settings *asked, struct sock *sk)
+static __always_inline bool is_watched_port(const struct trace_settings *asked, __u16 one, __u16 other)
 {
-	__u16 local = BPF_CORE_READ(sk, __sk_common.skc_num);
-	__u16 remote = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
 	__u32 i;
 
 	for (i = 0; i < TRACE_FILTERS && i < asked->count; i++) {
 		const struct trace_end *end = &asked->filters[i].ends[0];
 
-		if (end->any_port || end->port == local || end->port == remote)
+		if (end->any_port || end->port == one || end->port == other)
 			return true;
 	}
 	return false;

@@ -32,7 +32,7 @@ const WARM_UP_OF: u32 = 10;
 const OTHER_FILES: u64 = 200;
 
 /// Between two messages on the connection that may be traced.
-const PACE: Duration = Duration::from_millis(5);
+const PACE: Duration = Duration::from_millis(50);
 
 /// What `spliced trace` logs when its programs are attached.
 const ATTACHED: &str = "attached to ";
