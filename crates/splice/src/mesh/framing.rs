@@ -9,6 +9,9 @@ use splice_bpf::types::{MeshField, MeshFraming};
 /// The furthest that a field may begin, in bytes: more than any protocol with such a header needs.
 const FURTHEST_FIELD: u32 = 1024;
 
+/// The most bytes of a field: its value is one of 64 bits.
+const WIDEST_FIELD: u32 = 8;
+
 /// The longest frame that a mesh can be made for, in bytes. The kernel's stream parser refuses what is
 /// longer than the receive buffer (`__strp_recv`, Linux 6.18), which begins with 128 KiB (`tcp_rmem`).
 pub const LONGEST_FRAME: u32 = 64 << 10;
@@ -20,7 +23,7 @@ pub(super) const NOTICE_BODY_BYTES: u32 = 24;
 /// offset in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// How many bytes it has: 1, 2, 4 or 8.
+    /// How many bytes it has, 1 to 8.
     pub width_bytes: u32,
     /// Whether the lowest byte comes first.
     pub little_endian: bool,
@@ -36,6 +39,15 @@ pub struct Length {
     pub field: Field,
     /// The bytes of the frame that it does not count; `None`: the header.
     pub added_bytes: Option<u32>,
+}
+
+/// A length that no frame can have, as its field says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The frame would be longer than the limit.
+    TooLong(u64),
+    /// The frame would be shorter than its header.
+    TooShort(u64),
 }
 
 /// How the frames of a mesh look.
@@ -54,12 +66,14 @@ impl Framing {
     /// of the mesh would fit the frames.
     pub fn new(length: Length, destination: Field, most_bytes: u32) -> Result<Self> {
         for field in [length.field, destination] {
-            if ![1, 2, 4, 8].contains(&field.width_bytes) || field.offset_bytes > FURTHEST_FIELD {
+            if !(1..=WIDEST_FIELD).contains(&field.width_bytes)
+                || field.offset_bytes > FURTHEST_FIELD
+            {
                 return Err(Error::new(
                     ErrorKind::EngineRefused,
                     format!(
-                        "a field of {} bytes at offset {} is not possible; give it 1, 2, 4 or 8 bytes, at an offset \
-                         up to {FURTHEST_FIELD}",
+                        "a field of {} bytes at offset {} is not possible; give it 1 to {WIDEST_FIELD} bytes, at an \
+                         offset up to {FURTHEST_FIELD}",
                         field.width_bytes, field.offset_bytes
                     ),
                 ));
@@ -140,6 +154,13 @@ impl Framing {
     /// # Errors
     /// The length that is out of bounds, as the field says it.
     pub fn length_of(&self, bytes: &[u8]) -> std::result::Result<Option<usize>, u64> {
+        self.measure(bytes).map_err(|fault| match fault {
+            Fault::TooLong(length) | Fault::TooShort(length) => length,
+        })
+    }
+
+    /// [`length_of`](Self::length_of), with what is wrong about the length.
+    pub(super) fn measure(&self, bytes: &[u8]) -> std::result::Result<Option<usize>, Fault> {
         if bytes.len() < self.header_bytes() as usize {
             return Ok(None);
         }
@@ -147,11 +168,13 @@ impl Framing {
             return Ok(None);
         };
         let whole = length.saturating_add(self.added_bytes().into());
-        match u32::try_from(whole) {
-            Ok(whole) if (self.header_bytes()..=self.most_bytes).contains(&whole) => {
-                Ok(Some(whole as usize))
-            }
-            _ => Err(length),
+        if whole > self.most_bytes.into() {
+            Err(Fault::TooLong(length))
+        } else if whole < self.header_bytes().into() {
+            Err(Fault::TooShort(length))
+        } else {
+            // It is at most `most_bytes`.
+            Ok(Some(whole as usize))
         }
     }
 
@@ -228,7 +251,7 @@ fn unreadable(text: &str) -> Error {
         ErrorKind::EngineRefused,
         format!(
             "{text:?} is no field; write width, byte order and offset, such as u32be@0 or u16le@4 \
-             (u8, u16, u32, u64; offsets up to {FURTHEST_FIELD})"
+             (u8, or u16 to u64 in steps of 8; offsets up to {FURTHEST_FIELD})"
         ),
     )
 }
@@ -239,16 +262,23 @@ impl FromStr for Field {
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
             let (kind, offset) = text.split_once('@')?;
-            let (width_bytes, little_endian) = match kind {
-                "u8" => (1, false),
-                "u16be" => (2, false),
-                "u16le" => (2, true),
-                "u32be" => (4, false),
-                "u32le" => (4, true),
-                "u64be" => (8, false),
-                "u64le" => (8, true),
-                _ => return None,
+            let (bits, little_endian) = match kind.strip_suffix("be") {
+                Some(bits) => (bits, false),
+                None => (
+                    kind.strip_suffix("le").unwrap_or(kind),
+                    kind.ends_with("le"),
+                ),
             };
+            let bits = number(bits.strip_prefix('u')?)?;
+            let width_bytes = bits / 8;
+            // A single byte has no order, and more bytes have one.
+            if bits % 8 != 0
+                || !(1..=WIDEST_FIELD).contains(&width_bytes)
+                || (width_bytes == 1) != (kind == "u8")
+                || (width_bytes > 1 && !kind.ends_with('e'))
+            {
+                return None;
+            }
             let offset_bytes = number(offset).filter(|offset| *offset <= FURTHEST_FIELD)?;
             Some(Self {
                 width_bytes,

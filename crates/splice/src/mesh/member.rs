@@ -3,7 +3,7 @@
 //! ```text
 //! Staying ──EOF──▶ Ended ──all it sent had its verdict──▶ Draining ──all it gets is sent──▶ closed
 //!    │                                                     ▲   │
-//!    └──bad length, frame incomplete for too long, leave───┘   └──▶ Lingering ──EOF──▶ closed
+//!    └──bad length, frame incomplete for too long, leave───┘   └─or something is unread─▶ Lingering ──EOF, acknowledged──▶ closed
 //! ```
 //!
 //! A reset closes it from each state, and so does a limit of time from the last three.

@@ -32,6 +32,7 @@ mod framing;
 mod link;
 mod member;
 mod notice;
+mod reader;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -47,13 +48,15 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown, sockopt};
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
+use splice_base::socket_option::is_closed;
 use splice_bpf::types::{mesh_reason, mesh_role};
 
 pub use self::bounds::Bounds;
 pub use self::event::{Event, Refusal};
-pub use self::framing::{Field, Framing, LONGEST_FRAME, Length};
+pub use self::framing::{Fault, Field, Framing, LONGEST_FRAME, Length};
 pub use self::member::{Departure, MemberCounters};
 pub use self::notice::{Code, Notice};
+pub use self::reader::FrameReader;
 
 use self::link::link;
 use self::member::{Member, Phase};
@@ -223,11 +226,7 @@ impl Mesh {
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(id), flags)?;
         self.tables.add_source(cookie, place, socket.as_fd())?;
         // What has come before waits in the queue until something asks for it.
-        let _ = recv(
-            socket,
-            &mut [0u8; 1][..],
-            RecvFlags::PEEK | RecvFlags::DONTWAIT,
-        );
+        look_into(socket);
         Ok(())
     }
 
@@ -363,11 +362,17 @@ impl Mesh {
 
     fn look_after(&mut self, id: u64, now: Instant, events: &mut Vec<Event>) {
         self.send_notices(id);
-        let Some(seen) = self.tables.inspect(id) else {
-            return self.remove(id, Departure::Reset, events);
-        };
+        let seen = self.tables.inspect(id);
         let Some(member) = self.members.get_mut(&id) else {
             return;
+        };
+        let Some(seen) = seen else {
+            let why = match member.phase {
+                // Both sides have ended.
+                Phase::Lingering { why, .. } if member.has_ended => why,
+                _ => Departure::Reset,
+            };
+            return self.remove(id, why, events);
         };
         let entry = self.tables.at(member.place);
         let taken = entry.taken_bytes.load(Ordering::Relaxed);
@@ -380,14 +385,7 @@ impl Mesh {
             Phase::Staying if is_whole => member.incomplete = None,
             Phase::Staying => match member.incomplete {
                 Some((since, before)) if before == taken => {
-                    // The kernel's parser now and then leaves whole frames in the queue until the next segment, which
-                    // may never come. A look there has it go on (tcp_bpf_recvmsg_parser, Linux 6.4 on); there is nothing
-                    // to read, since no frame is passed.
-                    let _ = recv(
-                        &member.socket,
-                        &mut [0],
-                        RecvFlags::PEEK | RecvFlags::DONTWAIT,
-                    );
+                    look_into(&member.socket);
                     if now.saturating_duration_since(since) >= self.bounds.frame_timeout {
                         member.note(Code::Incomplete, 0, 1);
                         self.drain(id, Departure::Incomplete);
@@ -399,24 +397,27 @@ impl Mesh {
             Phase::Ended { since } if now.saturating_duration_since(since) >= SETTLE => {
                 self.drain(id, Departure::WithinFrame);
             }
-            Phase::Ended { .. } => {}
+            Phase::Ended { .. } => look_into(&member.socket),
             Phase::Draining { since, why } => {
                 let handed = self.tables.handed(member.place);
                 let is_told = member.pending.is_empty()
                     && entry.notices.load(Ordering::Relaxed) == member.notices_sent;
                 let is_late = now.saturating_duration_since(since) >= LEAVE;
                 if is_late || (is_told && handed == seen.write_seq && seen.queued_skbs == 0) {
-                    if member.has_ended || is_late {
+                    if is_late || (member.has_ended && why == Departure::EndOfStream) {
                         self.remove(id, why, events);
                     } else {
-                        // Closing it with something unread would reset the connection and lose the notice.
+                        // Closing it with something unread would reset the connection, and what was just sent could
+                        // be lost. The parser leaves the part of a frame in the queue (`need_bytes`, strp_data_ready).
                         let _ = shutdown(&member.socket, Shutdown::Write);
                         member.phase = Phase::Lingering { since: now, why };
                     }
                 }
             }
             Phase::Lingering { since, why } => {
-                if member.has_ended || now.saturating_duration_since(since) >= LEAVE {
+                // Its host has acknowledged the end of the stream, and what was sent before.
+                let is_over = member.has_ended && is_closed(&member.socket).unwrap_or(true);
+                if is_over || now.saturating_duration_since(since) >= LEAVE {
                     self.remove(id, why, events);
                 }
             }
@@ -498,6 +499,13 @@ impl fmt::Debug for Mesh {
             .field("members", &self.members.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Has the kernel's parser go on. Now and then it leaves whole frames in the queue until the next segment, which may never
+/// come, least of all after the end of the stream. A look there has it go on (`tcp_bpf_recvmsg_parser`, Linux 6.4 on);
+/// there is nothing to read, since no frame is passed.
+fn look_into(socket: &OwnedFd) {
+    let _ = recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
 }
 
 fn table_full() -> Error {

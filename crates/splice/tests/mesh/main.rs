@@ -6,5 +6,6 @@ mod limits;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../support/random.rs"]
 mod random;
+mod reading;
 mod stage;
 mod variants;

@@ -1,0 +1,90 @@
+//! The frames of a stream, read in user space as the kernel's parser reads them.
+//!
+//! ```text
+//! between frames ──bytes, but not a whole frame──▶ within a frame
+//!       ▲  │                                          │   │
+//!       │  └──────────an impossible length──▶ fault ◀─┘   │
+//!       └───────────────the rest of the frame─────────────┘
+//! ```
+
+use super::framing::{Fault, Framing};
+
+/// Finds the frames in a stream that comes in pieces.
+///
+/// It holds at most one frame, and that only if the frame is not complete.
+#[derive(Clone, Debug)]
+pub struct FrameReader {
+    framing: Framing,
+    /// The beginning of a frame that is not complete; empty between frames.
+    partial: Vec<u8>,
+    fault: Option<Fault>,
+}
+
+impl FrameReader {
+    /// At the beginning of a stream.
+    pub fn new(framing: Framing) -> Self {
+        Self {
+            framing,
+            partial: Vec::new(),
+            fault: None,
+        }
+    }
+
+    /// Takes the next bytes of the stream, and calls `each` with every frame that is now complete.
+    ///
+    /// # Errors
+    /// The length that no frame can have. Nothing says where the next frame begins, so all later bytes are dropped,
+    /// and each later call returns the same error.
+    pub fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), Fault> {
+        while self.fault.is_none() && !bytes.is_empty() {
+            let step = if self.partial.is_empty() {
+                self.from_bytes(&mut bytes, &mut each)
+            } else {
+                self.from_partial(&mut bytes, &mut each)
+            };
+            self.fault = step.err();
+        }
+        if self.partial.is_empty() || self.fault.is_some() {
+            // A stream that has nothing under way holds no memory.
+            self.partial = Vec::new();
+        }
+        self.fault.map_or(Ok(()), Err)
+    }
+
+    /// Whether the stream stands within a frame.
+    pub fn is_within_frame(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
+    /// One step between two frames, without a copy if the next one is whole.
+    fn from_bytes(&mut self, bytes: &mut &[u8], each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
+        match self.framing.measure(bytes)? {
+            Some(whole) if whole <= bytes.len() => {
+                let (frame, rest) = bytes.split_at(whole);
+                each(frame);
+                *bytes = rest;
+            }
+            _ => self.partial.extend_from_slice(std::mem::take(bytes)),
+        }
+        Ok(())
+    }
+
+    /// One step within a frame: up to the end of its header, or to its own.
+    fn from_partial(
+        &mut self,
+        bytes: &mut &[u8],
+        each: &mut impl FnMut(&[u8]),
+    ) -> Result<(), Fault> {
+        let header = self.framing.header_bytes() as usize;
+        let wanted = self.framing.measure(&self.partial)?.unwrap_or(header);
+        let missing = wanted.saturating_sub(self.partial.len());
+        let (part, rest) = bytes.split_at(missing.min(bytes.len()));
+        self.partial.extend_from_slice(part);
+        *bytes = rest;
+        if self.framing.measure(&self.partial)? == Some(self.partial.len()) {
+            each(&self.partial);
+            self.partial.clear();
+        }
+        Ok(())
+    }
+}
