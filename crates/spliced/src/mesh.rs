@@ -82,7 +82,10 @@ pub(crate) fn run(args: &MeshArgs, signals: Signals, diagnostics: &Diagnostics) 
         }
     })?;
     raise_descriptor_limit(Some(args.members));
-    let mesh = Mesh::create(framing, bounds)?;
+    let mesh = Mesh::create_by(args.engine, framing, bounds)?;
+    if let Some(why) = mesh.why_copy() {
+        tracing::warn!("user space moves the frames (engine copy): {why}");
+    }
     let addresses = SocketAddress::to_listen(&args.listen)?;
     // From then on there may be a socket file to remove.
     progress.running();

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use clap::Args;
-use splice::Address;
 use splice::mesh::{Field, LONGEST_FRAME, Length};
+use splice::{Address, EngineChoice};
 
 use crate::sections::{self, as_help};
 use crate::time_text::time;
 
-/// Accept connections on LISTEN and hand frames from member to member, inside the kernel.
+/// Accept connections on LISTEN and hand frames from member to member, inside the kernel where that is possible.
 ///
 /// Each connection becomes a member and gets an id, counted from 1; its first frame is a notice with that id.
 /// From then on every frame names the id of the member that it is for. A frame that cannot be delivered is
@@ -32,6 +32,11 @@ pub(crate) struct MeshArgs {
     /// The field with the id of the destination.
     #[arg(long, value_name = "FIELD", default_value = "u32be@4")]
     pub(crate) destination: Field,
+
+    /// What moves the frames: sockmap, the kernel without this process; copy, this process, which needs no rights; or
+    /// auto, sockmap where the kernel and the rights allow it. With auto, the log says why it is copy.
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub(crate) engine: EngineChoice,
 
     /// The most bytes of a frame. A longer one ends its sender's connection.
     #[arg(long, value_name = "N", default_value_t = LONGEST_FRAME)]

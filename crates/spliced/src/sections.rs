@@ -208,7 +208,10 @@ const MESH_EXIT_STATUS: Section = Section {
 const MESH_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[
-        Entry::Item("CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON", "always."),
+        Entry::Item(
+            "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON",
+            "for the engine sockmap. Without them, auto moves the frames in user space and logs why.",
+        ),
         PORTS,
     ],
 };

@@ -10,6 +10,9 @@ use super::framing::Framing;
 /// The bookkeeping of one skb, in bytes.
 pub(super) const SKB_COST: u64 = bound_cost::SKB_COST as u64;
 
+/// What notices may need beyond the bound of a member, in bytes: a member that is full is told, too.
+pub(super) const NOTICE_RESERVE: u64 = 64 << 10;
+
 /// The most members that a mesh can be made for. The kernel creates a map of sockets with all of its entries, and this
 /// is as many as one address has ports.
 const MOST_MEMBERS: u32 = 65_535;

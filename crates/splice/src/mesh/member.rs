@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::notice::Code;
@@ -64,7 +65,7 @@ pub(super) enum Phase {
 
 #[derive(Debug)]
 pub(super) struct Member {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Arc<OwnedFd>,
     pub(super) cookie: u64,
     pub(super) place: u32,
     pub(super) phase: Phase,
@@ -80,7 +81,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(socket: OwnedFd, cookie: u64, place: u32) -> Self {
+    pub(super) fn new(socket: Arc<OwnedFd>, cookie: u64, place: u32) -> Self {
         Self {
             socket,
             cookie,

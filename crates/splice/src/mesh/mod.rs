@@ -1,9 +1,10 @@
 //! A mesh: sockets that send frames to one another, which the kernel delivers.
 //!
 //! Each frame has a header with its length and its destination, the id of a member ([`Framing`]). User space
-//! takes members in and lets them go, and answers what cannot be delivered with a [`Notice`]; it reads and
-//! writes no frame. A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when its descriptor is readable,
-//! and at least every [`Mesh::pace`].
+//! takes members in and lets them go, and answers what cannot be delivered with a [`Notice`]; with the engine `sockmap` it
+//! reads and writes no frame. Where the kernel or the rights do not allow that, [`Mesh::create`] has user space move the
+//! frames (engine `copy`), and [`Mesh::why_copy`] says why. A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when
+//! its descriptor is readable, and at least every [`Mesh::pace`].
 //!
 //! ```no_run
 //! use std::net::TcpListener;
@@ -27,20 +28,23 @@
 //! ```
 
 mod bounds;
+mod copying;
+mod engine;
 mod event;
 mod framing;
 mod link;
 mod member;
 mod notice;
+mod places;
 mod reader;
+mod stream;
 mod tables;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Write as _;
 use std::mem;
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -58,9 +62,11 @@ pub use self::member::{Departure, MemberCounters};
 pub use self::notice::{Code, Notice};
 pub use self::reader::FrameReader;
 
-use self::link::link;
+use self::bounds::NOTICE_RESERVE;
+use self::copying::Change;
+use self::engine::Engine;
 use self::member::{Member, Phase};
-use self::tables::Tables;
+use crate::name::{EngineChoice, EngineName};
 
 /// How often the mesh looks after members that leave or wait for a notice.
 const SOON: Duration = Duration::from_millis(5);
@@ -75,74 +81,72 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// How long a member that leaves may take to receive what is on its way, and to close its side.
 const LEAVE: Duration = Duration::from_secs(5);
 
-/// What notices may need beyond the bound of a member, in bytes: a member that is full is told, too.
-const NOTICE_RESERVE: u64 = 64 << 10;
-
-/// The token of the ring in the epoll instance. No member has this id.
-const RING: u64 = 0;
+/// The token of the engine's own descriptor in the epoll instance. No member has this id.
+const ENGINE: u64 = 0;
 
 /// Sockets that send frames to one another.
 pub struct Mesh {
     framing: Framing,
     bounds: Bounds,
-    tables: Tables,
+    engine: Engine,
+    why_copy: Option<Error>,
     members: BTreeMap<u64, Member>,
     /// By place, the id that has it.
     ids: BTreeMap<u32, u64>,
     epoll: OwnedFd,
     next_id: u64,
-    /// What is written here goes to the member that it names.
-    notices: TcpStream,
-    _notices_source: TcpStream,
     last_look: Instant,
     /// What was found out between two turns.
     events: Vec<Event>,
 }
 
 impl Mesh {
-    /// A mesh without members.
+    /// A mesh without members. The kernel delivers its frames, or user space if that cannot be
+    /// ([`why_copy`](Self::why_copy)).
     ///
     /// # Errors
-    /// [`ErrorKind::EngineRefused`] if it cannot keep the bounds, [`ErrorKind::BpfRefused`] with the reason and the remedy
-    /// if the kernel does not take the programs.
+    /// [`ErrorKind::EngineRefused`] if it cannot keep the bounds.
     pub fn create(framing: Framing, bounds: Bounds) -> Result<Self> {
+        Self::create_by(EngineChoice::Auto, framing, bounds)
+    }
+
+    /// A mesh without members, with an engine by name: `sockmap` or `copy`.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and if no mesh has this engine. With `sockmap`, [`ErrorKind::BpfRefused`] with the
+    /// reason and the remedy if the kernel does not take the programs, and [`ErrorKind::EngineRefused`] if it loses frames.
+    pub fn create_by(choice: EngineChoice, framing: Framing, bounds: Bounds) -> Result<Self> {
         bounds.check(&framing)?;
-        let mut tables = Tables::load(&framing, bounds.members, bounds.member_bytes)?;
-        let (notices, source) =
-            link().context("cannot make the mesh's own connection over loopback")?;
-        let now = Instant::now();
-        let place = tables.claim(now).ok_or_else(table_full)?;
-        tables
-            .at(place)
-            .role
-            .store(mesh_role::NOTICES, Ordering::Release);
-        let cookie =
-            sockopt::socket_cookie(&source).context("cannot get the cookie of a socket")?;
-        tables
-            .add_source(cookie, place, source.as_fd())
-            .context("the kernel does not take the mesh's own connection")?;
+        let (engine, why_copy) = Engine::choose(choice, &framing, &bounds)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .context("cannot create an epoll instance")?;
-        epoll::add(
-            &epoll,
-            &tables,
-            epoll::EventData::new_u64(RING),
-            epoll::EventFlags::IN,
-        )
-        .context("cannot watch the ring of the mesh")?;
+        if let Some(own) = engine.descriptor() {
+            let token = epoll::EventData::new_u64(ENGINE);
+            epoll::add(&epoll, own, token, epoll::EventFlags::IN)
+                .context("cannot watch the ring of the mesh")?;
+        }
         Ok(Self {
             framing,
             bounds,
-            tables,
+            engine,
+            why_copy,
             members: BTreeMap::new(),
             ids: BTreeMap::new(),
             epoll,
             next_id: 1,
-            notices,
-            _notices_source: source,
-            last_look: now,
+            last_look: Instant::now(),
             events: Vec::new(),
         })
+    }
+
+    /// What moves the frames.
+    pub fn engine(&self) -> EngineName {
+        self.engine.name()
+    }
+
+    /// Why the kernel does not move the frames, though nobody has asked for another engine.
+    pub fn why_copy(&self) -> Option<&Error> {
+        self.why_copy.as_ref()
     }
 
     /// Takes a connected TCP socket in, whose bytes nobody has read or will read. Returns its id. Its first frame
@@ -152,7 +156,7 @@ impl Mesh {
     /// [`ErrorKind::EngineRefused`] if the mesh is full or the ids are used up,
     /// [`ErrorKind::UnsupportedSocket`] if the kernel does not take the socket, or it is a member already.
     pub fn join(&mut self, socket: impl Into<OwnedFd>) -> Result<u64> {
-        let socket = socket.into();
+        let socket = Arc::new(socket.into());
         if self.members.len() >= self.bounds.members as usize {
             return Err(table_full());
         }
@@ -177,7 +181,7 @@ impl Mesh {
         }
         let cookie =
             sockopt::socket_cookie(&socket).context("cannot get the cookie of a socket")?;
-        if self.tables.has(cookie) {
+        if self.engine.has(cookie) {
             return Err(Error::new(
                 ErrorKind::UnsupportedSocket,
                 "the socket is a member of the mesh already; give it another one",
@@ -185,12 +189,12 @@ impl Mesh {
         }
         // What a member has reported that has left must not count for the next one at its place.
         self.read_records();
-        let place = self.tables.claim(Instant::now()).ok_or_else(table_full)?;
+        let place = (self.engine.places_mut().claim(Instant::now())).ok_or_else(table_full)?;
         if let Err(errno) = self.add(id, cookie, place, &socket) {
             // The caller may have another descriptor, which would keep it watched.
             let _ = epoll::delete(&self.epoll, &socket);
-            self.tables.remove(id, cookie);
-            self.tables.give_back(place, Instant::now());
+            self.engine.remove(id, cookie);
+            self.engine.places_mut().give_back(place, Instant::now());
             return Err(Error::new(
                 ErrorKind::UnsupportedSocket,
                 "the kernel does not take the socket into the mesh; give it a TCP connection that is open",
@@ -207,24 +211,24 @@ impl Mesh {
     }
 
     fn add(
-        &self,
+        &mut self,
         id: u64,
         cookie: u64,
         place: u32,
-        socket: &OwnedFd,
+        socket: &Arc<OwnedFd>,
     ) -> std::result::Result<(), Errno> {
         // A notice must not wait for the acknowledgement of another.
         sockopt::set_tcp_nodelay(socket, true)?;
-        self.tables.add_target(id, socket.as_fd())?;
-        let entry = self.tables.at(place);
-        let start = self.tables.inspect(id).ok_or(Errno::NOTCONN)?;
+        self.engine.add_target(id, place, socket)?;
+        let start = self.engine.inspect(id).ok_or(Errno::NOTCONN)?;
+        let entry = self.engine.places().at(place);
         entry.write_base.store(start.write_seq, Ordering::Relaxed);
         entry.read_base.store(start.copied_seq, Ordering::Relaxed);
         entry.role.store(mesh_role::NEWCOMER, Ordering::Release);
-        self.tables.open(id, place)?;
-        let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        self.engine.open(id, place)?;
+        let flags = self.engine.flags();
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(id), flags)?;
-        self.tables.add_source(cookie, place, socket.as_fd())?;
+        (self.engine).add_source(id, cookie, place, socket.as_fd())?;
         // What has come before waits in the queue until something asks for it.
         look_into(socket);
         Ok(())
@@ -244,20 +248,23 @@ impl Mesh {
     pub fn counters(&self, id: u64) -> Option<MemberCounters> {
         self.members
             .get(&id)
-            .map(|member| self.tables.counted(member.place))
+            .map(|member| self.engine.places().counted(member.place))
     }
 
     /// Kernel memory on its way to a member, in bytes; `None` if there is no such member.
     pub fn on_the_way_bytes(&self, id: u64) -> Option<u64> {
         let member = self.members.get(&id)?;
-        self.tables.on_the_way_bytes(id, member.place)
+        self.engine.on_the_way_bytes(id, member.place)
     }
 
     /// The longest time between two turns.
     pub fn pace(&self) -> Duration {
-        match self.members.values().any(Member::is_busy) {
-            true => SOON,
-            false => self.rarely(),
+        if self.engine.has_work() {
+            Duration::ZERO
+        } else if self.members.values().any(Member::is_busy) {
+            SOON
+        } else {
+            self.rarely()
         }
     }
 
@@ -279,20 +286,21 @@ impl Mesh {
             Err(Errno::INTR) => 0,
             seen => seen.context("cannot wait for the mesh")?,
         };
+        let seen = buffer.into_iter().take(seen);
+        let mut changes = Vec::new();
+        for event in seen.filter(|event| event.data.u64() != ENGINE) {
+            let id = event.data.u64();
+            let flags = event.flags;
+            changes.extend(self.engine.note(id, flags).map(|change| (id, change)));
+        }
+        changes.extend(self.engine.move_frames());
         self.read_records();
         let mut events = mem::take(&mut self.events);
         let now = Instant::now();
-        for event in buffer.into_iter().take(seen) {
-            let id = event.data.u64();
-            if id == RING {
-                continue;
-            }
-            let flags = event.flags;
-            if flags.contains(epoll::EventFlags::ERR) {
+        for (id, change) in changes {
+            if change == Change::Failed {
                 self.remove(id, Departure::Reset, &mut events);
-            } else if flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP)
-                && let Some(member) = self.members.get_mut(&id)
-            {
+            } else if let Some(member) = self.members.get_mut(&id) {
                 member.has_ended = true;
                 if member.phase == Phase::Staying {
                     member.phase = Phase::Ended { since: now };
@@ -315,7 +323,7 @@ impl Mesh {
     }
 
     fn read_records(&mut self) {
-        for record in self.tables.take_records() {
+        for record in self.engine.take_records() {
             let Some(id) = self.ids.get(&record.source).copied() else {
                 continue;
             };
@@ -353,7 +361,8 @@ impl Mesh {
                 since: Instant::now(),
                 why,
             };
-            self.tables
+            self.engine
+                .places()
                 .at(member.place)
                 .role
                 .store(mesh_role::LEAVING, Ordering::Release);
@@ -362,7 +371,7 @@ impl Mesh {
 
     fn look_after(&mut self, id: u64, now: Instant, events: &mut Vec<Event>) {
         self.send_notices(id);
-        let seen = self.tables.inspect(id);
+        let seen = self.engine.inspect(id);
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
@@ -374,7 +383,7 @@ impl Mesh {
             };
             return self.remove(id, why, events);
         };
-        let entry = self.tables.at(member.place);
+        let entry = self.engine.places().at(member.place);
         let taken = entry.taken_bytes.load(Ordering::Relaxed);
         let come = seen
             .rcv_nxt
@@ -399,7 +408,7 @@ impl Mesh {
             }
             Phase::Ended { .. } => look_into(&member.socket),
             Phase::Draining { since, why } => {
-                let handed = self.tables.handed(member.place);
+                let handed = self.engine.places().handed(member.place);
                 let is_told = member.pending.is_empty()
                     && entry.notices.load(Ordering::Relaxed) == member.notices_sent;
                 let is_late = now.saturating_duration_since(since) >= LEAVE;
@@ -430,7 +439,7 @@ impl Mesh {
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
-        let entry = self.tables.at(member.place);
+        let entry = self.engine.places().at(member.place);
         let unreported = entry.unreported.load(Ordering::Relaxed);
         if unreported > member.told_unreported {
             let frames = u32::try_from(unreported - member.told_unreported).unwrap_or(u32::MAX);
@@ -450,13 +459,9 @@ impl Mesh {
                 frames,
                 destination,
             };
-            // The kernel takes it out of the connection while it is being sent, so there is always room.
-            match self.notices.write_all(&notice.to_frame(&self.framing)) {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!("the mesh cannot send a notice: {error}");
-                    return;
-                }
+            if let Err(error) = self.engine.notify(id, &notice.to_frame(&self.framing)) {
+                tracing::warn!("the mesh cannot send a notice: {error}");
+                return;
             }
             member.pending.pop_first();
             member.notices_sent += 1;
@@ -467,16 +472,19 @@ impl Mesh {
         let Some(member) = self.members.remove(&id) else {
             return;
         };
-        self.tables
+        self.engine
+            .places()
             .at(member.place)
             .role
             .store(mesh_role::NOBODY, Ordering::Release);
         // The caller may have another descriptor, which would keep it watched.
         let _ = epoll::delete(&self.epoll, &member.socket);
-        self.tables.remove(id, member.cookie);
-        let counters = self.tables.counted(member.place);
+        self.engine.remove(id, member.cookie);
+        let counters = self.engine.places().counted(member.place);
         self.ids.remove(&member.place);
-        self.tables.give_back(member.place, Instant::now());
+        self.engine
+            .places_mut()
+            .give_back(member.place, Instant::now());
         events.push(Event::Left {
             member: id,
             why,

@@ -38,9 +38,9 @@ impl FrameReader {
     pub fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), Fault> {
         while self.fault.is_none() && !bytes.is_empty() {
             let step = if self.partial.is_empty() {
-                self.from_bytes(&mut bytes, &mut each)
+                self.begin(&mut bytes, &mut each)
             } else {
-                self.from_partial(&mut bytes, &mut each)
+                self.go_on(&mut bytes, &mut each)
             };
             self.fault = step.err();
         }
@@ -57,7 +57,7 @@ impl FrameReader {
     }
 
     /// One step between two frames, without a copy if the next one is whole.
-    fn from_bytes(&mut self, bytes: &mut &[u8], each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
+    fn begin(&mut self, bytes: &mut &[u8], each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
         match self.framing.measure(bytes)? {
             Some(whole) if whole <= bytes.len() => {
                 let (frame, rest) = bytes.split_at(whole);
@@ -70,11 +70,7 @@ impl FrameReader {
     }
 
     /// One step within a frame: up to the end of its header, or to its own.
-    fn from_partial(
-        &mut self,
-        bytes: &mut &[u8],
-        each: &mut impl FnMut(&[u8]),
-    ) -> Result<(), Fault> {
+    fn go_on(&mut self, bytes: &mut &[u8], each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
         let header = self.framing.header_bytes() as usize;
         let wanted = self.framing.measure(&self.partial)?.unwrap_or(header);
         let missing = wanted.saturating_sub(self.partial.len());

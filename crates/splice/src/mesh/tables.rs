@@ -1,27 +1,25 @@
-//! The programs and maps of one mesh, and which places of its table are taken.
+//! The engine `sockmap`: the programs and maps of one mesh.
 
-use std::collections::VecDeque;
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
-use splice_base::error::{Error, ErrorKind, Result};
+use rustix::net::sockopt;
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::obstacle::Obstacle;
 use splice_base::release::{FULL_TARGETS, PARSER_COUNTS, Release};
-use splice_bpf::types::{MeshInspection, MeshMember, MeshRecord, mesh_role};
-use splice_bpf::{Map, Object, Program, RingBuffer, SharedArray, load, objects};
+use splice_bpf::types::{MeshInspection, MeshRecord, mesh_role};
+use splice_bpf::{Map, Object, Program, RingBuffer, load, objects};
 
-use super::bounds::SKB_COST;
 use super::framing::Framing;
-use super::member::MemberCounters;
+use super::link::link;
+use super::places::{Entries, Places};
 
 /// Reports that wait for user space, in bytes: some ten thousand. What does not fit is counted.
 const RECORDS_BYTES: u32 = 256 << 10;
-
-/// How long a place stays unused after its member has left: a verdict that has found the member may still
-/// count there, for microseconds.
-const REST_OF_PLACE: Duration = Duration::from_millis(20);
 
 /// Refuses a kernel that is known to lose or double frames.
 fn refuse_lossy(release: Option<Release>) -> Result<()> {
@@ -41,21 +39,22 @@ pub(super) struct Tables {
     sources: Map,
     by_cookie: Map,
     by_id: Map,
-    members: SharedArray<MeshMember>,
+    pub(super) places: Places,
     records: Map,
     ring: RingBuffer,
     inspect: Program,
-    unused: u32,
-    free: VecDeque<(Instant, u32)>,
+    /// What is written here goes to the member that it names.
+    notices: TcpStream,
+    notices_source: TcpStream,
 }
 
 impl Tables {
     /// For so many members.
     pub(super) fn load(framing: &Framing, members: u32, member_bytes: u32) -> Result<Self> {
         refuse_lossy(Release::here())?;
-        // One more is the mesh's own socket; and as many again may rest.
-        Self::load_object(2 * members + 1)
-            .and_then(|object| Self::of(&object, framing, member_bytes))
+        let ends = link().context("cannot make the mesh's own connection over loopback")?;
+        let mut tables = Self::load_object(Places::needed(members))
+            .and_then(|object| Self::of(&object, framing, member_bytes, ends))
             .map_err(|error| {
                 let obstacle = Obstacle::of_bpf(&error);
                 Error::new(
@@ -63,7 +62,9 @@ impl Tables {
                     format!("the mesh cannot be set up: {}", obstacle.reason),
                 )
                 .with_remedy(obstacle.remedy)
-            })
+            })?;
+        tables.open_notices()?;
+        Ok(tables)
     }
 
     fn load_object(places: u32) -> Result<Object> {
@@ -81,7 +82,12 @@ impl Tables {
         })
     }
 
-    fn of(object: &Object, framing: &Framing, member_bytes: u32) -> Result<Self> {
+    fn of(
+        object: &Object,
+        framing: &Framing,
+        member_bytes: u32,
+        (notices, notices_source): (TcpStream, TcpStream),
+    ) -> Result<Self> {
         let sources = object.map("mesh_sources")?;
         object.attach_to_map("mesh_parser", &sources)?;
         object.attach_to_map("mesh_verdict", &sources)?;
@@ -95,105 +101,38 @@ impl Tables {
             sources,
             by_cookie: object.map("mesh_by_cookie")?,
             by_id: object.map("mesh_by_id")?,
-            members: object.map("mesh_members")?.share_values()?,
+            places: Places::new(Entries::Shared(object.map("mesh_members")?.share_values()?)),
             ring: records.consume()?,
             records,
             inspect: object.program("mesh_inspect")?,
-            unused: 0,
-            free: VecDeque::new(),
+            notices,
+            notices_source,
         })
     }
 
-    /// A place with all counters at zero; `None` if all are taken.
-    pub(super) fn claim(&mut self, now: Instant) -> Option<u32> {
-        let place = match self.free.front() {
-            Some((since, place)) if now.saturating_duration_since(*since) >= REST_OF_PLACE => {
-                let place = *place;
-                self.free.pop_front();
-                place
-            }
-            _ if (self.unused as usize) < self.members.len() => {
-                self.unused += 1;
-                self.unused - 1
-            }
-            _ => return None,
-        };
-        let MeshMember {
-            taken_bytes,
-            sent_frames,
-            unknown_frames,
-            full_frames,
-            unreported,
-            fault,
-            redirected,
-            received_frames,
-            notices,
-            role,
-            ..
-        } = self.at(place);
-        for count in [
-            taken_bytes,
-            sent_frames,
-            unknown_frames,
-            full_frames,
-            unreported,
-            redirected,
-            received_frames,
-            notices,
-        ] {
-            count.store(0, Ordering::Relaxed);
-        }
-        fault.store(0, Ordering::Relaxed);
-        role.store(mesh_role::NOBODY, Ordering::Relaxed);
-        Some(place)
-    }
-
-    pub(super) fn give_back(&mut self, place: u32, now: Instant) {
-        self.at(place)
+    /// Has frames of the mesh's own connection delivered.
+    fn open_notices(&mut self) -> Result<()> {
+        // The first claim of all.
+        let place = self.places.claim(Instant::now()).unwrap_or_default();
+        self.places
+            .at(place)
             .role
-            .store(mesh_role::NOBODY, Ordering::Relaxed);
-        self.free.push_back((now, place));
+            .store(mesh_role::NOTICES, Ordering::Release);
+        let cookie = sockopt::socket_cookie(&self.notices_source)
+            .context("cannot get the cookie of a socket")?;
+        self.add_source(cookie, place, self.notices_source.as_fd())
+            .context("the kernel does not take the mesh's own connection")
     }
 
-    pub(super) fn at(&self, place: u32) -> &MeshMember {
-        self.members.at(place as usize)
+    /// Sends a notice to the member that it names. The kernel takes it out of the connection while it is being sent, so
+    /// there is always room.
+    pub(super) fn notify(&mut self, notice: &[u8]) -> std::io::Result<()> {
+        self.notices.write_all(notice)
     }
 
     /// Whether the socket with this cookie is a source.
     pub(super) fn has(&self, cookie: u64) -> bool {
         self.by_cookie.read::<_, u32>(&cookie).is_some()
-    }
-
-    /// Kernel memory on its way to the member at a place, in bytes; `None` if its socket is closed.
-    pub(super) fn on_the_way_bytes(&self, id: u64, place: u32) -> Option<u64> {
-        let seen = self.inspect(id)?;
-        let pending = self.handed(place).wrapping_sub(seen.write_seq);
-        Some(
-            u64::from(seen.wmem_queued)
-                + u64::from(pending)
-                + u64::from(seen.queued_skbs) * SKB_COST,
-        )
-    }
-
-    /// The sequence number behind all that was handed to the member at a place.
-    pub(super) fn handed(&self, place: u32) -> u32 {
-        let entry = self.at(place);
-        let redirected = entry.redirected.load(Ordering::Relaxed) as u32;
-        let base = entry.write_base.load(Ordering::Relaxed);
-        base.wrapping_add(redirected)
-    }
-
-    /// What the member at a place has sent and got.
-    pub(super) fn counted(&self, place: u32) -> MemberCounters {
-        let entry = self.at(place);
-        MemberCounters {
-            sent_frames: entry.sent_frames.load(Ordering::Relaxed),
-            unknown_frames: entry.unknown_frames.load(Ordering::Relaxed),
-            full_frames: entry.full_frames.load(Ordering::Relaxed),
-            sent_bytes: entry.taken_bytes.load(Ordering::Relaxed),
-            received_frames: entry.received_frames.load(Ordering::Relaxed),
-            received_bytes: entry.redirected.load(Ordering::Relaxed),
-        }
     }
 
     /// Makes a socket a destination, to which nothing goes before [`open`](Self::open).

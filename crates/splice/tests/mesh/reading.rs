@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::Shutdown;
 
-use netlab::{Need, available};
 use proptest::prelude::*;
+use splice::EngineName;
 use splice::mesh::{
     Bounds, Code, Departure, Event, Fault, Field, FrameReader, Framing, Length, MemberCounters,
     Notice,
@@ -13,6 +13,8 @@ use splice::mesh::{
 
 use crate::random::{Random, run_seed};
 use crate::stage::{Client, Stage};
+
+by_each_engine!(the_same_frames_are_found_as_by_the_reader,);
 
 /// How many framings one run tries, each with so many streams.
 const FRAMINGS: u64 = 16;
@@ -216,18 +218,14 @@ fn departure(stage: &Stage, id: u64) -> (Departure, MemberCounters) {
     }
 }
 
-#[test]
-fn the_kernel_finds_the_same_frames_as_the_reader() {
-    if !available(Need::Bpf) {
-        return;
-    }
+fn the_same_frames_are_found_as_by_the_reader(engine: EngineName) {
     println!("SPLICED_SEED={}", run_seed());
     let mut totals = [0; 4];
     for salt in 0..FRAMINGS {
         let mut random = Random::of_run(salt);
         let framing = random_framing(&mut random);
         println!("{salt}: {framing:?}");
-        let stage = Stage::new(framing, Bounds::default());
+        let stage = Stage::new(engine, framing, Bounds::default());
         let mut receivers = [stage.member(), stage.member()];
         for _ in 0..STREAMS {
             compare(&stage, &mut receivers, &mut random, &mut totals);

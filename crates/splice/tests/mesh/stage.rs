@@ -2,14 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use netlab::PATIENCE;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use splice::mesh::{Bounds, Code, Event, Framing, Mesh, Notice};
+use splice::{EngineChoice, EngineName};
+
+/// How long the thread of a mesh waits before it looks whether it is over.
+const MOST_WAIT: Duration = Duration::from_millis(2);
 
 /// The framing of most tests.
 pub(crate) fn framing() -> Framing {
@@ -26,17 +31,21 @@ pub(crate) fn of(length: &str, destination: &str) -> Framing {
 pub(crate) struct Stage {
     pub(crate) framing: Framing,
     pub(crate) mesh: Arc<Mutex<Mesh>>,
-    pub(crate) events: Receiver<Event>,
+    events: Mutex<Receiver<Event>>,
     over: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    listener: TcpListener,
+    /// Locked until the connection that was made is the one that is accepted.
+    listener: Mutex<TcpListener>,
 }
 
 impl Stage {
-    pub(crate) fn new(framing: Framing, bounds: Bounds) -> Self {
-        let mesh = Mesh::create(framing, bounds).expect("a mesh");
+    pub(crate) fn new(engine: EngineName, framing: Framing, bounds: Bounds) -> Self {
+        let mesh = Mesh::create_by(EngineChoice::Only(engine), framing, bounds).expect("a mesh");
+        assert_eq!(mesh.engine(), engine);
         let mesh = Arc::new(Mutex::new(mesh));
         let turned = Arc::clone(&mesh);
+        let watched = mesh.lock().expect("whole").as_fd().try_clone_to_owned();
+        let watched = watched.expect("a duplicate");
         let (tell, events) = channel();
         let (over, until) = channel::<()>();
         let thread = thread::spawn(move || {
@@ -49,16 +58,21 @@ impl Stage {
                 for event in happened {
                     let _ = tell.send(event);
                 }
-                thread::sleep(Duration::from_micros(500));
+                // Others get at the mesh meanwhile.
+                let pace = turned.lock().expect("whole").pace().min(MOST_WAIT);
+                let pace = Timespec::try_from(pace).expect("a short time");
+                let mut watched = [PollFd::new(&watched, PollFlags::IN)];
+                let _ = poll(&mut watched, Some(&pace));
+                thread::yield_now();
             }
         });
         Self {
             framing,
             mesh,
-            events,
+            events: Mutex::new(events),
             over: Some(over),
             thread: Some(thread),
-            listener: TcpListener::bind("127.0.0.1:0").expect("a listener"),
+            listener: Mutex::new(TcpListener::bind("127.0.0.1:0").expect("a listener")),
         }
     }
 
@@ -72,10 +86,12 @@ impl Stage {
 
     /// A client that has not read anything, and its id.
     pub(crate) fn stranger(&self) -> (Client, u64) {
-        let address = self.listener.local_addr().expect("an address");
+        let listener = self.listener.lock().expect("whole");
+        let address = listener.local_addr().expect("an address");
         let stream = TcpStream::connect(address).expect("connected");
         stream.set_read_timeout(Some(PATIENCE)).expect("set");
-        let (server, _) = self.listener.accept().expect("accepted");
+        let (server, _) = listener.accept().expect("accepted");
+        drop(listener);
         let id = self
             .mesh
             .lock()
@@ -95,7 +111,8 @@ impl Stage {
 
     /// The next event, and it must come.
     pub(crate) fn event(&self) -> Event {
-        self.events.recv_timeout(PATIENCE).expect("an event")
+        let events = self.events.lock().expect("whole");
+        events.recv_timeout(PATIENCE).expect("an event")
     }
 }
 

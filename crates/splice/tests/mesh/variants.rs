@@ -2,17 +2,18 @@
 
 use std::io::Write;
 
-use netlab::{Need, available};
 use proptest::prelude::*;
+use splice::EngineName;
 use splice::mesh::{Bounds, Field, Framing, Length};
 
 use crate::stage::{Stage, framing, of};
 
-#[test]
-fn the_kernel_reads_every_width_and_byte_order() {
-    if !available(Need::Bpf) {
-        return;
-    }
+by_each_engine!(
+    every_width_and_byte_order_is_read,
+    a_frame_may_be_cut_at_every_byte,
+);
+
+fn every_width_and_byte_order_is_read(engine: EngineName) {
     for (length, destination) in [
         ("u8@0", "u8@1"),
         ("u8@3+0", "u16le@0"),
@@ -27,7 +28,7 @@ fn the_kernel_reads_every_width_and_byte_order() {
         ("u56be@2+2", "u16le@0"),
         ("u40be@0", "u56le@5"),
     ] {
-        let stage = Stage::new(of(length, destination), Bounds::default());
+        let stage = Stage::new(engine, of(length, destination), Bounds::default());
         let (mut a, mut b) = (stage.member(), stage.member());
         for bytes in [0, 1, 100, 200] {
             let body: Vec<u8> = (0..bytes).collect();
@@ -37,12 +38,8 @@ fn the_kernel_reads_every_width_and_byte_order() {
     }
 }
 
-#[test]
-fn a_frame_may_be_cut_at_every_byte() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(framing(), Bounds::default());
+fn a_frame_may_be_cut_at_every_byte(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let (mut a, mut b) = (stage.member(), stage.member());
     a.stream.set_nodelay(true).expect("set");
     let frames: Vec<u8> = [&b"one"[..], b"", b"three"]

@@ -3,11 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use netlab::{Need, PATIENCE, available};
+use netlab::{Need, PATIENCE, Process, available};
 use rustix::process::Signal;
 use splice::mesh::{Code, Framing, Notice};
 
-use crate::relay::{Relay, command};
+use crate::relay::{BINARY, Relay, command};
 use crate::usage::failure;
 
 struct Client {
@@ -66,13 +66,15 @@ fn framing(length: &str, destination: &str) -> Framing {
 
 #[test]
 fn clients_reach_one_another_by_their_ids() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    for (listen, length, destination) in [
-        ("127.0.0.1:0", "u32be@0", "u32be@4"),
-        ("[::1]:0", "u16le@2+0", "u16le@0"),
+    for (listen, length, destination, engine) in [
+        ("127.0.0.1:0", "u32be@0", "u32be@4", "sockmap"),
+        ("[::1]:0", "u16le@2+0", "u16le@0", "sockmap"),
+        ("127.0.0.1:0", "u24be@1", "u32be@4", "copy"),
+        ("[::1]:0", "u16le@2+0", "u16le@0", "auto"),
     ] {
+        if engine == "sockmap" && !available(Need::Bpf) {
+            continue;
+        }
         let arguments = [
             "mesh",
             listen,
@@ -80,6 +82,8 @@ fn clients_reach_one_another_by_their_ids() {
             length,
             "--destination",
             destination,
+            "--engine",
+            engine,
         ];
         let mesh = Relay::spawn(&mut command(&arguments));
         let framing = framing(length, destination);
@@ -109,6 +113,30 @@ fn clients_reach_one_another_by_their_ids() {
 }
 
 #[test]
+fn without_rights_user_space_moves_the_frames_and_it_is_said() {
+    let mut without_rights = Process::command("setpriv");
+    without_rights
+        .args(["--bounding-set=-all", "--", BINARY])
+        .args(["mesh", "127.0.0.1:0", "--frame", "u32be@0"])
+        .env_remove("SPLICED_LOG");
+    let mesh = Relay::spawn(&mut without_rights);
+    let line = mesh.wait_logged("user space moves the frames (engine copy)");
+    assert!(line.contains("the mesh cannot be set up"), "{line}");
+    let [mut a, b] = [(); 2].map(|()| Client::new(&mesh, framing("u32be@0", "u32be@4")));
+    a.send(a.id, b"to itself");
+    assert!(a.frame().ends_with(b"to itself"));
+    drop((a, b));
+
+    let mut by_name = Process::command("setpriv");
+    by_name
+        .args(["--bounding-set=-all", "--", BINARY])
+        .args(["mesh", "127.0.0.1:0", "--frame", "u32be@0"])
+        .args(["--engine", "sockmap"]);
+    let sentence = failure(&mut by_name, 1);
+    assert!(sentence.contains("the mesh cannot be set up"), "{sentence}");
+}
+
+#[test]
 fn a_signal_lets_members_go() {
     if !available(Need::Bpf) {
         return;
@@ -126,8 +154,8 @@ fn bad_input_of_a_mesh_is_one_sentence() {
     for (arguments, parts) in [
         (&["127.0.0.1:0"][..], &["--frame"][..]),
         (
-            &["127.0.0.1:0", "--frame", "u24be@0"],
-            &["\"u24be@0\"", "write width"],
+            &["127.0.0.1:0", "--frame", "u12be@0"],
+            &["\"u12be@0\"", "write width"],
         ),
         (
             &["127.0.0.1:0", "--frame", "u32be@0+x"],
@@ -158,6 +186,10 @@ fn bad_input_of_a_mesh_is_one_sentence() {
         (
             &["127.0.0.1:0", "--frame", "u32be@0", "--members", "0"],
             &["--members", "0"],
+        ),
+        (
+            &["127.0.0.1:0", "--frame", "u32be@0", "--engine", "pipe"],
+            &["no mesh has the engine pipe", "auto, copy or sockmap"],
         ),
         (
             &["unix:/tmp/mesh", "--frame", "u32be@0"],
