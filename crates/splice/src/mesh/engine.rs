@@ -17,7 +17,7 @@ use crate::name::{EngineChoice, EngineName};
 
 pub(super) enum Engine {
     Sockmap(Box<Tables>),
-    Copy(Copying),
+    Copy(Box<Copying>),
 }
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
         bounds: &Bounds,
     ) -> Result<(Self, Option<Error>)> {
         let sockmap = || Tables::load(framing, bounds.members, bounds.member_bytes).map(Box::new);
-        let copy = || Self::Copy(Copying::new(framing, bounds));
+        let copy = || Self::Copy(Box::new(Copying::new(framing, bounds)));
         match choice {
             EngineChoice::Auto => Ok(match sockmap() {
                 Ok(tables) => (Self::Sockmap(tables), None),

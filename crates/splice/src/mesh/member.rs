@@ -1,9 +1,9 @@
 //! One member: what user space knows of it.
 //!
 //! ```text
-//! Staying ──EOF──▶ Ended ──all it sent had its verdict──▶ Draining ──all it gets is sent──▶ closed
-//!    │                                                     ▲   │
-//!    └──bad length, frame incomplete for too long, leave───┘   └─or something is unread─▶ Lingering ──EOF, acknowledged──▶ closed
+//! Staying ──EOF──▶ Ended ──all it sent had its verdict──▶ Draining ──all it gets is written──▶ Lingering ──▶ closed
+//!    │                                                     ▲                       EOF, and all is acknowledged
+//!    └──bad length, frame incomplete for too long, leave───┘
 //! ```
 //!
 //! A reset closes it from each state, and so does a limit of time from the last three.
@@ -11,12 +11,21 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::notice::Code;
+use splice_base::socket_option::{acknowledged_bytes, unacknowledged_bytes};
+
+use super::notice::{Code, Notice};
 
 /// How many different notices wait for one member. Further ones are counted together.
 const MOST_NOTICES: usize = 64;
+
+/// How long the last segment of a stream may be on its way to the verdict. The parser works in a queue when
+/// the process has locked the socket (`strp_data_ready`).
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// How long a member that leaves may take to receive what is on its way, and to close its side.
+const LEAVE: Duration = Duration::from_secs(5);
 
 /// Why a member has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +62,9 @@ pub struct MemberCounters {
     pub received_frames: u64,
     /// Their bytes, and those of the notices.
     pub received_bytes: u64,
+    /// Of these, what its host had not acknowledged when its connection failed, or when it took too long to leave. 0 as
+    /// long as it is a member.
+    pub lost_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +73,35 @@ pub(super) enum Phase {
     Ended { since: Instant },
     Draining { since: Instant, why: Departure },
     Lingering { since: Instant, why: Departure },
+}
+
+/// What is seen of a member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Standing {
+    /// The bytes of its frames that had their verdict.
+    pub(super) taken_bytes: u64,
+    /// Whether that is all it has sent.
+    pub(super) is_whole: bool,
+    /// Whether all that was handed to it was written to its socket, notices included.
+    pub(super) is_written: bool,
+    /// Whether both sides have ended, and each has acknowledged that.
+    pub(super) is_closed: bool,
+}
+
+/// What there is to do for a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Nothing,
+    /// Have the parser go on.
+    Look,
+    /// Hand it nothing more.
+    Drain(Departure),
+    /// End the stream to it.
+    EndStream,
+    /// Its socket can be closed.
+    Close(Departure),
+    /// Its socket is to be closed, though not everything was acknowledged.
+    Abandon(Departure),
 }
 
 #[derive(Debug)]
@@ -78,10 +119,17 @@ pub(super) struct Member {
     pub(super) notices_sent: u64,
     /// Records of it that were lost, as far as it was told.
     pub(super) told_unreported: u64,
+    /// What its host had acknowledged, and would of what was written before, when it joined, in bytes.
+    pub(super) acknowledged_base: u64,
 }
 
 impl Member {
-    pub(super) fn new(socket: Arc<OwnedFd>, cookie: u64, place: u32) -> Self {
+    pub(super) fn new(
+        socket: Arc<OwnedFd>,
+        cookie: u64,
+        place: u32,
+        acknowledged_base: u64,
+    ) -> Self {
         Self {
             socket,
             cookie,
@@ -92,6 +140,7 @@ impl Member {
             pending: BTreeMap::new(),
             notices_sent: 0,
             told_unreported: 0,
+            acknowledged_base,
         }
     }
 
@@ -104,8 +153,77 @@ impl Member {
         *count = count.saturating_add(frames);
     }
 
+    /// Notes how many of its refused frames were not reported one by one.
+    pub(super) fn note_unreported(&mut self, unreported: u64) {
+        if unreported > self.told_unreported {
+            let frames = u32::try_from(unreported - self.told_unreported).unwrap_or(u32::MAX);
+            self.told_unreported = unreported;
+            self.note(Code::Refused, 0, frames);
+        }
+    }
+
+    /// The notice to it that is next.
+    pub(super) fn first_notice(&self, id: u64) -> Option<Notice> {
+        let (&(code, destination), &frames) = self.pending.first_key_value()?;
+        Some(Notice {
+            receiver: id,
+            code,
+            frames,
+            destination,
+        })
+    }
+
+    /// What its host has not acknowledged of so many bytes that were handed to it.
+    pub(super) fn lost_bytes(&self, handed: u64) -> u64 {
+        let acknowledged = acknowledged_bytes(&self.socket).unwrap_or_default();
+        // The end of the stream counts as a byte there.
+        handed.saturating_sub(acknowledged.saturating_sub(self.acknowledged_base))
+    }
+
+    /// What there is to do for it now. A frame has `frame_timeout` to become complete.
+    pub(super) fn step(&mut self, seen: &Standing, frame_timeout: Duration, now: Instant) -> Step {
+        let lasts = |since| now.saturating_duration_since(since);
+        match self.phase {
+            Phase::Staying if seen.is_whole => self.incomplete = None,
+            Phase::Staying => match self.incomplete {
+                Some((since, before)) if before == seen.taken_bytes => {
+                    if lasts(since) < frame_timeout {
+                        return Step::Look;
+                    }
+                    self.note(Code::Incomplete, 0, 1);
+                    return Step::Drain(Departure::Incomplete);
+                }
+                _ => self.incomplete = Some((now, seen.taken_bytes)),
+            },
+            Phase::Ended { .. } if seen.is_whole => return Step::Drain(Departure::EndOfStream),
+            Phase::Ended { since } if lasts(since) >= SETTLE => {
+                return Step::Drain(Departure::WithinFrame);
+            }
+            Phase::Ended { .. } => return Step::Look,
+            Phase::Draining { since, why } if lasts(since) >= LEAVE => return Step::Abandon(why),
+            Phase::Draining { why, .. } if seen.is_written && self.pending.is_empty() => {
+                self.phase = Phase::Lingering { since: now, why };
+                return Step::EndStream;
+            }
+            Phase::Draining { .. } => {}
+            Phase::Lingering { why, .. } if self.has_ended && seen.is_closed => {
+                return Step::Close(why);
+            }
+            Phase::Lingering { since, why } if lasts(since) >= LEAVE => return Step::Abandon(why),
+            Phase::Lingering { .. } => {}
+        }
+        Step::Nothing
+    }
+
     /// Whether it has to be looked after soon.
     pub(super) fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.phase != Phase::Staying
     }
+}
+
+/// What a socket's host will have acknowledged of what was written before now, in bytes.
+pub(super) fn acknowledged_base(socket: &OwnedFd) -> u64 {
+    acknowledged_bytes(socket)
+        .and_then(|bytes| Ok(bytes + unacknowledged_bytes(socket)?))
+        .unwrap_or_default()
 }

@@ -65,7 +65,7 @@ pub use self::reader::FrameReader;
 use self::bounds::NOTICE_RESERVE;
 use self::copying::Change;
 use self::engine::Engine;
-use self::member::{Member, Phase};
+use self::member::{Member, Phase, Standing, Step, acknowledged_base};
 use crate::name::{EngineChoice, EngineName};
 
 /// How often the mesh looks after members that leave or wait for a notice.
@@ -73,13 +73,6 @@ const SOON: Duration = Duration::from_millis(5);
 
 /// How often it looks for incomplete frames, at most and at least, in parts of the time they have.
 const RARELY: Duration = Duration::from_secs(1);
-
-/// How long the last segment of a stream may be on its way to the verdict. The parser works in a queue when
-/// the process has locked the socket (`strp_data_ready`).
-const SETTLE: Duration = Duration::from_millis(500);
-
-/// How long a member that leaves may take to receive what is on its way, and to close its side.
-const LEAVE: Duration = Duration::from_secs(5);
 
 /// The token of the engine's own descriptor in the epoll instance. No member has this id.
 const ENGINE: u64 = 0;
@@ -189,6 +182,7 @@ impl Mesh {
         }
         // What a member has reported that has left must not count for the next one at its place.
         self.read_records();
+        let base = acknowledged_base(&socket);
         let place = (self.engine.places_mut().claim(Instant::now())).ok_or_else(table_full)?;
         if let Err(errno) = self.add(id, cookie, place, &socket) {
             // The caller may have another descriptor, which would keep it watched.
@@ -203,7 +197,7 @@ impl Mesh {
         }
         self.next_id += 1;
         self.ids.insert(place, id);
-        let mut member = Member::new(socket, cookie, place);
+        let mut member = Member::new(socket, cookie, place, base);
         member.note(Code::Welcome, 0, 0);
         self.members.insert(id, member);
         self.send_notices(id);
@@ -299,7 +293,7 @@ impl Mesh {
         let now = Instant::now();
         for (id, change) in changes {
             if change == Change::Failed {
-                self.remove(id, Departure::Reset, &mut events);
+                self.take(id, Step::Abandon(Departure::Reset), &mut events);
             } else if let Some(member) = self.members.get_mut(&id) {
                 member.has_ended = true;
                 if member.phase == Phase::Staying {
@@ -378,58 +372,47 @@ impl Mesh {
         let Some(seen) = seen else {
             let why = match member.phase {
                 // Both sides have ended.
-                Phase::Lingering { why, .. } if member.has_ended => why,
-                _ => Departure::Reset,
+                Phase::Lingering { why, .. } if member.has_ended => Step::Close(why),
+                _ => Step::Abandon(Departure::Reset),
             };
-            return self.remove(id, why, events);
+            return self.take(id, why, events);
         };
-        let entry = self.engine.places().at(member.place);
-        let taken = entry.taken_bytes.load(Ordering::Relaxed);
-        let come = seen
-            .rcv_nxt
-            .wrapping_sub(entry.read_base.load(Ordering::Relaxed));
+        let places = self.engine.places();
+        let entry = places.at(member.place);
+        let taken_bytes = entry.taken_bytes.load(Ordering::Relaxed);
+        let read_base = entry.read_base.load(Ordering::Relaxed);
         // The end of the stream has a sequence number, too.
-        let is_whole = come.wrapping_sub(u32::from(member.has_ended)) == taken as u32;
-        match member.phase {
-            Phase::Staying if is_whole => member.incomplete = None,
-            Phase::Staying => match member.incomplete {
-                Some((since, before)) if before == taken => {
-                    look_into(&member.socket);
-                    if now.saturating_duration_since(since) >= self.bounds.frame_timeout {
-                        member.note(Code::Incomplete, 0, 1);
-                        self.drain(id, Departure::Incomplete);
-                    }
-                }
-                _ => member.incomplete = Some((now, taken)),
-            },
-            Phase::Ended { .. } if is_whole => self.drain(id, Departure::EndOfStream),
-            Phase::Ended { since } if now.saturating_duration_since(since) >= SETTLE => {
-                self.drain(id, Departure::WithinFrame);
+        let come = (seen.rcv_nxt.wrapping_sub(read_base)).wrapping_sub(member.has_ended.into());
+        let standing = Standing {
+            taken_bytes,
+            is_whole: come == taken_bytes as u32,
+            is_written: entry.notices.load(Ordering::Relaxed) == member.notices_sent
+                && places.handed(member.place) == seen.write_seq
+                && seen.queued_skbs == 0,
+            is_closed: is_closed(&member.socket).unwrap_or(true),
+        };
+        let step = member.step(&standing, self.bounds.frame_timeout, now);
+        self.take(id, step, events);
+    }
+
+    fn take(&mut self, id: u64, step: Step, events: &mut Vec<Event>) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        match step {
+            Step::Nothing => {}
+            // The kernel's parser now and then leaves whole frames in the queue until the next segment, which may never
+            // come, least of all after the end of the stream. A look there has it go on (`tcp_bpf_recvmsg_parser`, Linux
+            // 6.4 on); there is nothing to read, since no frame is passed.
+            Step::Look => look_into(&member.socket),
+            Step::Drain(why) => self.drain(id, why),
+            // Closing it with something unread would reset the connection, and what was just sent could be lost. The
+            // parser leaves the part of a frame in the queue (`need_bytes`, strp_data_ready).
+            Step::EndStream => {
+                let _ = shutdown(&member.socket, Shutdown::Write);
             }
-            Phase::Ended { .. } => look_into(&member.socket),
-            Phase::Draining { since, why } => {
-                let handed = self.engine.places().handed(member.place);
-                let is_told = member.pending.is_empty()
-                    && entry.notices.load(Ordering::Relaxed) == member.notices_sent;
-                let is_late = now.saturating_duration_since(since) >= LEAVE;
-                if is_late || (is_told && handed == seen.write_seq && seen.queued_skbs == 0) {
-                    if is_late || (member.has_ended && why == Departure::EndOfStream) {
-                        self.remove(id, why, events);
-                    } else {
-                        // Closing it with something unread would reset the connection, and what was just sent could
-                        // be lost. The parser leaves the part of a frame in the queue (`need_bytes`, strp_data_ready).
-                        let _ = shutdown(&member.socket, Shutdown::Write);
-                        member.phase = Phase::Lingering { since: now, why };
-                    }
-                }
-            }
-            Phase::Lingering { since, why } => {
-                // Its host has acknowledged the end of the stream, and what was sent before.
-                let is_over = member.has_ended && is_closed(&member.socket).unwrap_or(true);
-                if is_over || now.saturating_duration_since(since) >= LEAVE {
-                    self.remove(id, why, events);
-                }
-            }
+            Step::Close(why) => self.remove(id, why, false, events),
+            Step::Abandon(why) => self.remove(id, why, true, events),
         }
     }
 
@@ -440,25 +423,14 @@ impl Mesh {
             return;
         };
         let entry = self.engine.places().at(member.place);
-        let unreported = entry.unreported.load(Ordering::Relaxed);
-        if unreported > member.told_unreported {
-            let frames = u32::try_from(unreported - member.told_unreported).unwrap_or(u32::MAX);
-            member.told_unreported = unreported;
-            member.note(Code::Refused, 0, frames);
-        }
+        member.note_unreported(entry.unreported.load(Ordering::Relaxed));
         if member.pending.is_empty()
             || entry.notices.load(Ordering::Relaxed) != member.notices_sent
             || room > u64::from(self.bounds.member_bytes) + NOTICE_RESERVE
         {
             return;
         }
-        while let Some((&(code, destination), &frames)) = member.pending.first_key_value() {
-            let notice = Notice {
-                receiver: id,
-                code,
-                frames,
-                destination,
-            };
+        while let Some(notice) = member.first_notice(id) {
             if let Err(error) = self.engine.notify(id, &notice.to_frame(&self.framing)) {
                 tracing::warn!("the mesh cannot send a notice: {error}");
                 return;
@@ -468,7 +440,7 @@ impl Mesh {
         }
     }
 
-    fn remove(&mut self, id: u64, why: Departure, events: &mut Vec<Event>) {
+    fn remove(&mut self, id: u64, why: Departure, loses: bool, events: &mut Vec<Event>) {
         let Some(member) = self.members.remove(&id) else {
             return;
         };
@@ -480,7 +452,11 @@ impl Mesh {
         // The caller may have another descriptor, which would keep it watched.
         let _ = epoll::delete(&self.epoll, &member.socket);
         self.engine.remove(id, member.cookie);
-        let counters = self.engine.places().counted(member.place);
+        // Behind the removal, when the engine takes nothing more for it.
+        let mut counters = self.engine.places().counted(member.place);
+        if loses {
+            counters.lost_bytes = member.lost_bytes(counters.received_bytes);
+        }
         self.ids.remove(&member.place);
         self.engine
             .places_mut()
@@ -509,9 +485,7 @@ impl fmt::Debug for Mesh {
     }
 }
 
-/// Has the kernel's parser go on. Now and then it leaves whole frames in the queue until the next segment, which may never
-/// come, least of all after the end of the stream. A look there has it go on (`tcp_bpf_recvmsg_parser`, Linux 6.4 on);
-/// there is nothing to read, since no frame is passed.
+/// Has the kernel look whether there is something to read.
 fn look_into(socket: &OwnedFd) {
     let _ = recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
 }

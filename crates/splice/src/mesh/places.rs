@@ -129,6 +129,7 @@ impl Places {
             sent_bytes: entry.taken_bytes.load(Ordering::Relaxed),
             received_frames: entry.received_frames.load(Ordering::Relaxed),
             received_bytes: entry.redirected.load(Ordering::Relaxed),
+            lost_bytes: 0,
         }
     }
 }

@@ -8,6 +8,8 @@ use netlab::{PATIENCE, until};
 use splice::mesh::{Bounds, Code, Departure, Event, Mesh};
 use splice::{EngineChoice, EngineName};
 
+use splice_base::socket_option::acknowledged_bytes;
+
 use crate::stage::{Stage, framing};
 
 by_each_engine!(
@@ -18,6 +20,8 @@ by_each_engine!(
     who_leaves_is_reported_with_the_reason_and_unknown_from_then_on,
     what_is_on_its_way_to_a_member_that_ends_its_stream_still_arrives,
     a_reset_within_a_frame_harms_nobody_else,
+    what_a_member_that_fails_has_not_got_is_counted,
+    what_a_member_that_leaves_gets_in_time_is_not_lost,
     a_full_mesh_and_a_socket_that_is_not_tcp_are_refused,
     a_socket_joins_once_and_stays_a_member,
 );
@@ -240,6 +244,78 @@ fn a_reset_within_a_frame_harms_nobody_else(engine: EngineName) {
             }
             event => panic!("{event:?}"),
         }
+    }
+}
+
+fn what_a_member_that_fails_has_not_got_is_counted(engine: EngineName) {
+    static BODY: [u8; 20_000] = [5; 20_000];
+    const FRAMES: u64 = 40;
+    let stage = Stage::new(engine, framing(), Bounds::default());
+    let mut a = stage.member();
+    // Some in its queues, or everything.
+    for frames in [1, FRAMES] {
+        let (b, socket) = stage.member_with_duplicate();
+        let before = acknowledged_bytes(&socket).expect("known");
+        for _ in 0..frames {
+            a.send(b.id, &BODY);
+        }
+        let all = || {
+            let mesh = stage.mesh.lock().expect("whole");
+            mesh.counters(b.id).expect("a member")
+        };
+        until("they are on their way", || all().received_frames == frames);
+        until("its host has got something, or all", || {
+            acknowledged_bytes(&socket).expect("known") - before >= BODY.len() as u64
+        });
+        assert_eq!(all().lost_bytes, 0);
+        let id = b.id;
+        // Something is unread, so this is a reset.
+        drop(b);
+        let Event::Left {
+            member,
+            why,
+            counters,
+        } = stage.event()
+        else {
+            panic!("no member has left");
+        };
+        assert_eq!((member, why), (id, Departure::Reset));
+        // The rest has come before the reset, or is lost. The welcome was acknowledged before or after the look.
+        let acknowledged = acknowledged_bytes(&socket).expect("known") - before;
+        let welcome = u64::from(framing().header_bytes()) + 24;
+        let frames_bytes = counters.received_bytes - welcome;
+        let left = frames_bytes.saturating_sub(acknowledged);
+        assert!(
+            (left..=left + welcome).contains(&counters.lost_bytes),
+            "{counters:?}, {acknowledged} acknowledged"
+        );
+        if frames == FRAMES {
+            // More than a receive buffer holds.
+            assert!(counters.lost_bytes > 100_000, "{counters:?}");
+        }
+    }
+}
+
+fn what_a_member_that_leaves_gets_in_time_is_not_lost(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
+    let (mut a, mut b) = (stage.member(), stage.member());
+    for _ in 0..20 {
+        a.send(b.id, &[5; 20_000]);
+    }
+    until("they are on their way", || {
+        let mesh = stage.mesh.lock().expect("whole");
+        mesh.counters(b.id).is_some_and(|b| b.received_frames == 20)
+    });
+    b.stream.shutdown(Shutdown::Write).expect("shut down");
+    for _ in 0..20 {
+        b.receive();
+    }
+    assert_eq!(b.frame(), None);
+    match stage.event() {
+        Event::Left { why, counters, .. } => {
+            assert_eq!((why, counters.lost_bytes), (Departure::EndOfStream, 0));
+        }
+        event => panic!("{event:?}"),
     }
 }
 

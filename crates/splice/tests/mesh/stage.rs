@@ -84,29 +84,35 @@ impl Stage {
         client
     }
 
+    /// The same, and a duplicate of its socket in the mesh.
+    pub(crate) fn member_with_duplicate(&self) -> (Client, OwnedFd) {
+        let (mut client, duplicate) = self.connected();
+        assert_eq!(client.notice().code, Code::Welcome);
+        (client, duplicate)
+    }
+
     /// A client that has not read anything, and its id.
     pub(crate) fn stranger(&self) -> (Client, u64) {
+        let (client, _) = self.connected();
+        let id = client.id;
+        (client, id)
+    }
+
+    fn connected(&self) -> (Client, OwnedFd) {
         let listener = self.listener.lock().expect("whole");
         let address = listener.local_addr().expect("an address");
         let stream = TcpStream::connect(address).expect("connected");
         stream.set_read_timeout(Some(PATIENCE)).expect("set");
         let (server, _) = listener.accept().expect("accepted");
         drop(listener);
-        let id = self
-            .mesh
-            .lock()
-            .expect("whole")
-            .join(OwnedFd::from(server))
-            .expect("joined");
-        let framing = self.framing;
-        (
-            Client {
-                id,
-                framing,
-                stream,
-            },
-            id,
-        )
+        let duplicate = OwnedFd::from(server.try_clone().expect("a duplicate"));
+        let mut mesh = self.mesh.lock().expect("whole");
+        let client = Client {
+            id: mesh.join(server).expect("joined"),
+            framing: self.framing,
+            stream,
+        };
+        (client, duplicate)
     }
 
     /// The next event, and it must come.
