@@ -137,6 +137,80 @@ static __always_inline void report(struct mesh_member *source, __u32 place, __u3
 		__sync_fetch_and_add(&source->unreported, 1);
 }
 
+/*
+ * Nobody can say where the next frame begins. An error from the parser would set the socket's error, and user space could
+ * tell the member nothing any more. So everything is taken and dropped.
+ */
+static __always_inline void give_up(struct mesh_member *source, __u32 place, __u32 reason, __u64 length)
+{
+	source->fault = reason;
+	report(source, place, reason, length);
+}
+
+/* Bytes that a search looks at in one step: a part of the stack. */
+#define SEARCH_BYTES 128
+
+/* A search for the delimiter, from @at to before @end in the packet. */
+struct search {
+	struct __sk_buff *skb;
+	__u32 at;	/* once it is found, the byte behind it */
+	__u32 end;
+	__u32 delimiter;
+	__u32 is_found;
+};
+
+static long search_on(__u32 index __attribute__((unused)), struct search *search)
+{
+	__u8 raw[SEARCH_BYTES] = {};
+	__u32 last;
+
+	if (search->at >= search->end)
+		return 1;
+	last = search->end - search->at - 1;
+	if (last >= sizeof(raw))
+		last = sizeof(raw) - 1;
+	barrier_var(last);
+	if (last >= sizeof(raw))
+		return 1;
+	if (bpf_skb_load_bytes(search->skb, search->at, raw, last + 1))
+		return 1;
+	for (__u32 i = 0; i < sizeof(raw); i++) {
+		if (i > last)
+			break;
+		if (raw[i] == search->delimiter) {
+			search->at += i + 1;
+			search->is_found = 1;
+			return 1;
+		}
+	}
+	search->at += last + 1;
+	return 0;
+}
+
+/* The length of the frame at @offset, or 0 as long as its delimiter has not come. Each byte is looked at once. */
+static __always_inline int delimited(struct __sk_buff *skb, __u32 offset, struct mesh_framing *frames,
+				     struct mesh_member *source, __u32 place)
+{
+	__u32 come = skb->len - offset, most = frames->most_bytes, from = source->searched;
+	struct search search = { .skb = skb, .delimiter = frames->delimiter };
+
+	if (from < frames->header_bytes)
+		from = frames->header_bytes;
+	search.at = offset + from;
+	search.end = offset + (come < most ? come : most);
+	if (search.at < search.end)
+		bpf_loop((search.end - search.at + SEARCH_BYTES - 1) / SEARCH_BYTES, search_on, &search, 0);
+	source->searched = 0;
+	if (search.is_found)
+		return search.at - offset;
+	if (come < most) {
+		source->searched = come;
+		return 0;
+	}
+	give_up(source, place, MESH_REASON_TOO_LONG, most);
+	return come;
+}
+
 SEC("sk_skb/stream_parser")
 int mesh_parser(struct __sk_buff *skb)
 {
@@ -150,6 +224,8 @@ int mesh_parser(struct __sk_buff *skb)
 		return skb->len - offset;
 	if (skb->len < offset + frames->header_bytes)
 		return 0;
+	if (frames->is_delimited)
+		return delimited(skb, offset, frames, source, place);
 	if (read_field(skb, offset, &frames->length, &length))
 		return 0;
 	/* The first comparison keeps the sum from overflowing. */
@@ -159,14 +235,28 @@ int mesh_parser(struct __sk_buff *skb)
 		reason = MESH_REASON_TOO_SHORT;
 	else
 		return length + frames->added_bytes;
-
-	/*
-	 * Nobody can say where the next frame begins. An error from here would set the socket's error,
-	 * and user space could tell the member nothing any more. So everything is taken and dropped.
-	 */
-	source->fault = reason;
-	report(source, place, reason, length);
+	give_up(source, place, reason, length);
 	return skb->len - offset;
+}
+
+/* The bytes of a number in the notices of a delimited framing, which has them as lower-case hexadecimal digits. */
+#define NUMBER_DIGITS 16
+
+/* Whom a notice is for: the first number behind the header. */
+static __always_inline int read_recipient(struct __sk_buff *skb, __u32 offset, struct mesh_framing *frames, __u64 *id)
+{
+	struct mesh_field recipient = { frames->header_bytes, 8, 0, 0 };
+	__u8 digits[NUMBER_DIGITS];
+	__u64 sum = 0;
+
+	if (!frames->is_delimited)
+		return read_field(skb, offset, &recipient, id);
+	if (bpf_skb_load_bytes(skb, offset + frames->header_bytes, digits, sizeof(digits)))
+		return -1;
+	for (__u32 i = 0; i < sizeof(digits); i++)
+		sum = sum << 4 | (digits[i] <= '9' ? digits[i] - '0' : digits[i] - 'a' + 10);
+	*id = sum;
+	return 0;
 }
 
 /* Whether so many bytes more may be on their way to a destination. */
@@ -191,7 +281,6 @@ int mesh_verdict(struct __sk_buff *skb)
 	struct mesh_framing *frames = framing();
 	__u32 place, offset = 0, bytes = 0, reason = MESH_REASON_UNKNOWN, role, is_notice;
 	struct mesh_member *source = source_of(skb, &place), *target;
-	struct mesh_field recipient = { 0, 8, 0, 0 };
 	struct bpf_sock *socket;
 	__u64 destination = 0;
 	__u32 *target_place;
@@ -203,8 +292,7 @@ int mesh_verdict(struct __sk_buff *skb)
 		return SK_DROP;
 	is_notice = source->role == MESH_NOTICES;
 	if (is_notice) {
-		recipient.offset = frames->header_bytes;
-		if (read_field(skb, offset, &recipient, &destination))
+		if (read_recipient(skb, offset, frames, &destination))
 			goto refused;
 	} else if (read_field(skb, offset, &frames->destination, &destination)) {
 		goto refused;

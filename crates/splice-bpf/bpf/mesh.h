@@ -19,6 +19,8 @@ struct mesh_framing {
 	__u32 header_bytes;	/* up to the end of the later field: no frame is shorter */
 	__u32 most_bytes;	/* no frame is longer */
 	__u32 member_bytes;	/* what may be on its way to a member */
+	__u32 is_delimited;	/* 1: there is no length, and the first such byte behind the header ends a frame */
+	__u32 delimiter;
 };
 
 /* What a place in the table of members is. */
@@ -55,7 +57,8 @@ struct mesh_member {
 	__u64 full_frames;	/* refused: too much on the way to the destination */
 	__u64 unreported;	/* records that did not fit the ring */
 	__u32 fault;		/* MESH_REASON_TOO_LONG or MESH_REASON_TOO_SHORT, for good */
-	__u32 reserved[5];
+	__u32 searched;		/* bytes of the frame at hand that have no delimiter */
+	__u32 reserved[4];
 
 	/* Written by every CPU that sends something to the member, by atomic operations. */
 	__u64 redirected;	/* bytes handed to the member */

@@ -518,9 +518,11 @@ pub struct MeshFraming {
     pub header_bytes: u32,
     pub most_bytes: u32,
     pub member_bytes: u32,
+    pub is_delimited: u32,
+    pub delimiter: u32,
 }
 
-const _: () = assert!(size_of::<MeshFraming>() == 48);
+const _: () = assert!(size_of::<MeshFraming>() == 56);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for MeshFraming {}
@@ -818,7 +820,8 @@ pub struct MeshMember {
     pub full_frames: AtomicU64,
     pub unreported: AtomicU64,
     pub fault: AtomicU32,
-    pub _reserved: [AtomicU32; 5],
+    pub searched: AtomicU32,
+    pub _reserved: [AtomicU32; 4],
     pub redirected: AtomicU64,
     pub received_frames: AtomicU64,
     pub notices: AtomicU64,

@@ -31,7 +31,12 @@ pub struct Bounds {
 impl Bounds {
     /// Whether a mesh can keep them.
     pub(super) fn check(&self, framing: &Framing) -> Result<()> {
-        let least = u64::from(framing.most_bytes()) + SKB_COST;
+        let least = match framing.delimiter() {
+            None => u64::from(framing.most_bytes()) + SKB_COST,
+            // The parser keeps the packets of a frame whose end it does not know, and each may have one byte. (It leaves the
+            // rest of a frame with a length in the receive queue, where packets are merged.)
+            Some(_) => u64::from(framing.most_bytes()) * (SKB_COST + 1),
+        };
         let refused = if u64::from(self.member_bytes) < least {
             format!(
                 "{} bytes on the way to a member are less than one frame needs; allow {least}",

@@ -6,7 +6,8 @@ use super::framing::{Framing, NOTICE_BODY_BYTES};
 pub(super) const FROM_MESH: u64 = 0;
 
 /// A notice. Behind the header it has four numbers in network byte order: the receiver's id (64 bits), the
-/// code and the number of frames (32 bits each), and the destination (64 bits).
+/// code and the number of frames (32 bits each), and the destination (64 bits). In a framing with a delimiter each byte is
+/// written as two hexadecimal digits, lower case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// The id of the member that gets the notice.
@@ -57,7 +58,12 @@ impl Notice {
         if framing.destination_of(frame)? != FROM_MESH {
             return None;
         }
-        let body = frame.get(framing.header_bytes() as usize..)?;
+        let body = framing.body_of(frame)?;
+        let numbers = framing.delimiter().map(|_| of_digits(body));
+        let body = match &numbers {
+            Some(numbers) => &numbers.as_ref()?[..],
+            None => body,
+        };
         let (receiver, body) = body.split_first_chunk()?;
         let (code, body) = body.split_first_chunk()?;
         let (frames, body) = body.split_first_chunk()?;
@@ -80,7 +86,23 @@ impl Notice {
         body.extend((self.code as u32).to_be_bytes());
         body.extend(self.frames.to_be_bytes());
         body.extend(self.destination.to_be_bytes());
+        if framing.delimiter().is_some() {
+            body = body
+                .iter()
+                .flat_map(|byte| format!("{byte:02x}").into_bytes())
+                .collect();
+        }
         // A framing that has no room for a notice was refused.
         framing.frame(FROM_MESH, &body).unwrap_or_default()
     }
+}
+
+fn of_digits(digits: &[u8]) -> Option<Vec<u8>> {
+    let digits = std::str::from_utf8(digits).ok()?;
+    let pairs = (0..digits.len())
+        .step_by(2)
+        .map(|at| digits.get(at..at + 2));
+    pairs
+        .map(|pair| u8::from_str_radix(pair?, 16).ok())
+        .collect()
 }

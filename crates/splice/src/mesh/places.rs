@@ -77,6 +77,7 @@ impl Places {
             full_frames,
             unreported,
             fault,
+            searched,
             redirected,
             received_frames,
             notices,
@@ -96,6 +97,7 @@ impl Places {
             count.store(0, Ordering::Relaxed);
         }
         fault.store(0, Ordering::Relaxed);
+        searched.store(0, Ordering::Relaxed);
         role.store(mesh_role::NOBODY, Ordering::Relaxed);
         Some(place)
     }

@@ -58,7 +58,7 @@ impl FrameReader {
 
     /// One step between two frames, without a copy if the next one is whole.
     fn begin(&mut self, bytes: &mut &[u8], each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
-        match self.framing.measure(bytes)? {
+        match self.framing.measure(bytes, 0)? {
             Some(whole) if whole <= bytes.len() => {
                 let (frame, rest) = bytes.split_at(whole);
                 each(frame);
@@ -71,13 +71,24 @@ impl FrameReader {
 
     /// One step within a frame: up to the end of its header, or to its own.
     fn go_on(&mut self, bytes: &mut &[u8], each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
-        let header = self.framing.header_bytes() as usize;
-        let wanted = self.framing.measure(&self.partial)?.unwrap_or(header);
-        let missing = wanted.saturating_sub(self.partial.len());
+        let framing = self.framing;
+        let before = self.partial.len();
+        let header = framing.header_bytes() as usize;
+        let missing = if before < header {
+            header - before
+        } else if let Some(delimiter) = framing.delimiter() {
+            let end = bytes.iter().position(|byte| *byte == delimiter);
+            let most = framing.most_bytes() as usize - before;
+            end.map_or(bytes.len(), |at| at + 1).min(most)
+        } else {
+            let whole = framing.measure(&self.partial, 0)?.unwrap_or(header);
+            self.partial.reserve_exact(whole - before);
+            whole - before
+        };
         let (part, rest) = bytes.split_at(missing.min(bytes.len()));
         self.partial.extend_from_slice(part);
         *bytes = rest;
-        if self.framing.measure(&self.partial)? == Some(self.partial.len()) {
+        if framing.measure(&self.partial, before)? == Some(self.partial.len()) {
             each(&self.partial);
             self.partial.clear();
         }

@@ -148,10 +148,8 @@ impl Client {
     pub(crate) fn receive(&mut self) -> (u64, Vec<u8>) {
         let frame = self.frame().expect("a frame");
         let destination = self.framing.destination_of(&frame).expect("a destination");
-        (
-            destination,
-            frame[self.framing.header_bytes() as usize..].to_vec(),
-        )
+        let body = self.framing.body_of(&frame).expect("a body");
+        (destination, body.to_vec())
     }
 
     pub(crate) fn notice(&mut self) -> Notice {
@@ -166,16 +164,18 @@ impl Client {
             0 => return None,
             _ => self.stream.read_exact(&mut frame[1..]).expect("a header"),
         }
-        let bytes = self
-            .framing
-            .length_of(&frame)
-            .expect("a length")
-            .expect("a header");
-        let header = frame.len();
-        frame.resize(bytes, 0);
-        self.stream
-            .read_exact(&mut frame[header..])
-            .expect("a body");
+        loop {
+            let come = frame.len();
+            match self.framing.length_of(&frame).expect("a length") {
+                Some(whole) => frame.resize(whole, 0),
+                // Up to the delimiter.
+                None => frame.push(0),
+            }
+            if frame.len() == come {
+                break;
+            }
+            self.stream.read_exact(&mut frame[come..]).expect("a body");
+        }
         Some(frame)
     }
 }

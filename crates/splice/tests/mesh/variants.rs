@@ -4,13 +4,15 @@ use std::io::Write;
 
 use proptest::prelude::*;
 use splice::EngineName;
-use splice::mesh::{Bounds, Field, Framing, Length};
+use splice::mesh::{Bounds, Code, Field, Framing, Length, Mesh};
 
 use crate::stage::{Stage, framing, of};
 
 by_each_engine!(
     every_width_and_byte_order_is_read,
     a_frame_may_be_cut_at_every_byte,
+    a_delimiter_ends_a_frame,
+    a_frame_without_delimiter_ends_the_member,
 );
 
 fn every_width_and_byte_order_is_read(engine: EngineName) {
@@ -60,6 +62,83 @@ fn a_frame_may_be_cut_at_every_byte(engine: EngineName) {
     for body in [&b"one"[..], b"", b"three"] {
         assert_eq!(b.receive().1, body, "byte by byte");
     }
+}
+
+/// The longest frame with a delimiter here: its bounds are those of a default mesh.
+const MOST_LINE_BYTES: u32 = 600;
+
+fn lines() -> Framing {
+    let destination = "u16be@1".parse().expect("a field");
+    Framing::delimited(b'\n', destination, MOST_LINE_BYTES).expect("a framing")
+}
+
+fn a_delimiter_ends_a_frame(engine: EngineName) {
+    let stage = Stage::new(engine, lines(), Bounds::default());
+    let mut a = stage.member();
+    // Its id is a newline, which ends no frame within the header.
+    let mut others: Vec<_> = (0..9).map(|_| stage.member()).collect();
+    let b = others.last_mut().expect("nine");
+    assert_eq!(b.id, u64::from(b'\n'));
+    a.stream.set_nodelay(true).expect("set");
+    let longest = vec![b'x'; MOST_LINE_BYTES as usize - 4];
+    let bodies = [&b"one"[..], b"", b"three", &longest, b"\0\r"];
+    let frames: Vec<u8> = (bodies.iter())
+        .flat_map(|body| lines().frame(b.id, body).expect("a frame"))
+        .collect();
+    for cut in 1..frames.len() {
+        for part in [&frames[..cut], &frames[cut..]] {
+            a.stream.write_all(part).expect("sent");
+        }
+        for body in bodies {
+            assert_eq!(b.receive(), (b.id, body.to_vec()), "cut at {cut}");
+        }
+    }
+    for byte in &frames {
+        a.stream.write_all(&[*byte]).expect("sent");
+    }
+    for body in bodies {
+        assert_eq!(b.receive().1, body, "byte by byte");
+    }
+    a.send(999, b"to nobody");
+    let notice = a.notice();
+    assert_eq!((notice.code, notice.destination), (Code::Unknown, 999));
+}
+
+fn a_frame_without_delimiter_ends_the_member(engine: EngineName) {
+    let stage = Stage::new(engine, lines(), Bounds::default());
+    // At once, and in single bytes.
+    for piece in [MOST_LINE_BYTES as usize, 1] {
+        let mut a = stage.member();
+        a.stream.set_nodelay(true).expect("set");
+        let long = vec![b'x'; MOST_LINE_BYTES as usize];
+        for piece in long.chunks(piece) {
+            a.stream.write_all(piece).expect("sent");
+        }
+        let notice = a.notice();
+        assert_eq!(
+            (notice.code, notice.destination),
+            (Code::TooLong, MOST_LINE_BYTES.into())
+        );
+        assert_eq!(a.frame(), None, "the mesh closes it");
+    }
+}
+
+#[test]
+fn delimiters_that_cannot_work_are_refused_in_words() {
+    let destination: Field = "u16be@1".parse().expect("a field");
+    for (delimiter, most, part) in [
+        (b'a', 600, "digit 'a'"),
+        (b'\n', 51, "raise it"),
+        (b'\n', 70_000, "too long for the kernel"),
+    ] {
+        let error = Framing::delimited(delimiter, destination, most).expect_err("impossible");
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    // Each of its bytes may come in a packet of its own, which the kernel's parser keeps.
+    let long = Framing::delimited(b'\n', destination, 60_000).expect("a framing");
+    let error = Mesh::create(long, Bounds::default()).expect_err("no room");
+    assert!(error.to_string().contains("allow 92220000"), "{error}");
+    assert_eq!(lines().frame(1, b"a\nb"), None);
 }
 
 fn fields() -> impl Strategy<Value = (Field, Field)> {
