@@ -161,7 +161,7 @@ impl Framing {
     }
 
     /// The largest id that the destination can name.
-    pub(super) fn most_ids(&self) -> u64 {
+    pub fn most_ids(&self) -> u64 {
         self.destination.most()
     }
 
@@ -173,7 +173,13 @@ impl Framing {
             header_bytes: self.header_bytes(),
             most_bytes: self.most_bytes,
             member_bytes,
+            ..MeshFraming::default()
         }
+    }
+
+    /// Names another destination in a frame; `None` if its field cannot.
+    pub(super) fn readdress(&self, frame: &mut [u8], destination: u64) -> Option<()> {
+        self.destination.write(frame, destination)
     }
 
     fn notice_bytes(&self) -> u32 {

@@ -8,11 +8,11 @@
 //!
 //! A reset closes it from each state, and so does a limit of time from the last three.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use super::notice::Code;
+use super::notice::{Code, Notice};
 
 /// How many different notices wait for one member. Further ones are counted together.
 const MOST_NOTICES: usize = 64;
@@ -35,6 +35,8 @@ pub enum Departure {
     Incomplete,
     /// The program took it out.
     TakenOut,
+    /// The program took it out because it neither sent nor got anything.
+    Idle,
 }
 
 /// What a member has sent and got.
@@ -46,6 +48,8 @@ pub struct MemberCounters {
     pub unknown_frames: u64,
     /// Frames that it sent, and for which their destination had no room.
     pub full_frames: u64,
+    /// Frames that it sent to the program: to the mesh itself or a group.
+    pub passed_frames: u64,
     /// The bytes of all frames that it sent.
     pub sent_bytes: u64,
     /// Frames that were handed to it, without notices.
@@ -74,6 +78,12 @@ pub(super) struct Member {
     pub(super) incomplete: Option<(Instant, u64)>,
     /// Notices that were not sent yet, and how many frames each is about.
     pub(super) pending: BTreeMap<(Code, u64), u32>,
+    /// What the program says to it, which waits behind the notices.
+    pub(super) answers: VecDeque<Notice>,
+    /// A frame for the program, as far as it has come.
+    pub(super) partial: Vec<u8>,
+    /// Frames that the program has heard.
+    pub(super) heard_frames: u64,
     pub(super) notices_sent: u64,
     /// Records of it that were lost, as far as it was told.
     pub(super) told_unreported: u64,
@@ -89,6 +99,9 @@ impl Member {
             has_ended: false,
             incomplete: None,
             pending: BTreeMap::new(),
+            answers: VecDeque::new(),
+            partial: Vec::new(),
+            heard_frames: 0,
             notices_sent: 0,
             told_unreported: 0,
         }
@@ -105,6 +118,10 @@ impl Member {
 
     /// Whether it has to be looked after soon.
     pub(super) fn is_busy(&self) -> bool {
-        !self.pending.is_empty() || self.phase != Phase::Staying
+        self.has_to_be_told() || self.phase != Phase::Staying
+    }
+
+    pub(super) fn has_to_be_told(&self) -> bool {
+        !self.pending.is_empty() || !self.answers.is_empty()
     }
 }

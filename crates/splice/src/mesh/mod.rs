@@ -2,7 +2,7 @@
 //!
 //! Each frame has a header with its length and its destination, the id of a member ([`Framing`]). User space
 //! takes members in and lets them go, and answers what cannot be delivered with a [`Notice`]; it reads and
-//! writes no frame. A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when its descriptor is readable,
+//! writes no frame, but for those to the mesh itself and to groups, if the program asks for them ([`Mesh::hear`]). A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when its descriptor is readable,
 //! and at least every [`Mesh::pace`].
 //!
 //! ```no_run
@@ -32,9 +32,10 @@ mod framing;
 mod link;
 mod member;
 mod notice;
+mod program;
 mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::Write as _;
 use std::mem;
@@ -94,6 +95,15 @@ pub struct Mesh {
     last_look: Instant,
     /// What was found out between two turns.
     events: Vec<Event>,
+    /// Ids that were used a moment ago, and must not be given again yet.
+    resting: VecDeque<(Instant, u64)>,
+    /// From this destination on, frames go to the program, as those to 0 do.
+    passed_from: Option<u64>,
+    /// Frames for the program that have left the ring, and their senders. It is not emptied while there are some.
+    heard: VecDeque<(u64, Vec<u8>)>,
+    /// What was written to `notices`, in bytes.
+    written_bytes: u64,
+    notices_place: u32,
 }
 
 impl Mesh {
@@ -139,6 +149,11 @@ impl Mesh {
             _notices_source: source,
             last_look: now,
             events: Vec::new(),
+            resting: VecDeque::new(),
+            passed_from: None,
+            heard: VecDeque::new(),
+            written_bytes: 0,
+            notices_place: place,
         })
     }
 
@@ -149,16 +164,21 @@ impl Mesh {
     /// [`ErrorKind::EngineRefused`] if the mesh is full or the ids are used up,
     /// [`ErrorKind::UnsupportedSocket`] if the kernel does not take the socket, or it is a member already.
     pub fn join(&mut self, socket: impl Into<OwnedFd>) -> Result<u64> {
-        let socket = socket.into();
-        if self.members.len() >= self.bounds.members as usize {
-            return Err(table_full());
-        }
         let id = self.next_id;
-        if id > self.framing.most_ids() {
+        if !self.can_name(id) {
             return Err(Error::new(
                 ErrorKind::EngineRefused,
                 "all ids that the destination field can name have been used; use a wider field",
             ));
+        }
+        self.enter(socket.into(), id)?;
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    fn enter(&mut self, socket: OwnedFd, id: u64) -> Result<()> {
+        if self.members.len() >= self.bounds.members as usize {
+            return Err(table_full());
         }
         // The parser gives a socket up whose buffer is smaller than a frame (`__strp_recv`).
         let buffer = sockopt::socket_recv_buffer_size(&socket)
@@ -182,6 +202,7 @@ impl Mesh {
         }
         // What a member has reported that has left must not count for the next one at its place.
         self.read_records();
+        self.take_parts();
         let place = self.tables.claim(Instant::now()).ok_or_else(table_full)?;
         if let Err(errno) = self.add(id, cookie, place, &socket) {
             // The caller may have another descriptor, which would keep it watched.
@@ -194,13 +215,12 @@ impl Mesh {
             )
             .with_source(errno));
         }
-        self.next_id += 1;
         self.ids.insert(place, id);
         let mut member = Member::new(socket, cookie, place);
         member.note(Code::Welcome, 0, 0);
         self.members.insert(id, member);
         self.send_notices(id);
-        Ok(id)
+        Ok(())
     }
 
     fn add(
@@ -256,6 +276,9 @@ impl Mesh {
 
     /// The longest time between two turns.
     pub fn pace(&self) -> Duration {
+        if !self.heard.is_empty() {
+            return Duration::ZERO;
+        }
         match self.members.values().any(Member::is_busy) {
             true => SOON,
             false => self.rarely(),
@@ -376,6 +399,7 @@ impl Mesh {
             .wrapping_sub(entry.read_base.load(Ordering::Relaxed));
         // The end of the stream has a sequence number, too.
         let is_whole = come.wrapping_sub(u32::from(member.has_ended)) == taken as u32;
+        let is_heard = entry.passed_frames.load(Ordering::Relaxed) == member.heard_frames;
         match member.phase {
             Phase::Staying if is_whole => member.incomplete = None,
             Phase::Staying => match member.incomplete {
@@ -395,17 +419,25 @@ impl Mesh {
                 }
                 _ => member.incomplete = Some((now, taken)),
             },
-            Phase::Ended { .. } if is_whole => self.drain(id, Departure::EndOfStream),
-            Phase::Ended { since } if now.saturating_duration_since(since) >= SETTLE => {
+            Phase::Ended { since }
+                if is_whole && (is_heard || now.saturating_duration_since(since) >= LEAVE) =>
+            {
+                self.drain(id, Departure::EndOfStream);
+            }
+            Phase::Ended { since }
+                if !is_whole && now.saturating_duration_since(since) >= SETTLE =>
+            {
                 self.drain(id, Departure::WithinFrame);
             }
             Phase::Ended { .. } => {}
             Phase::Draining { since, why } => {
                 let handed = self.tables.handed(member.place);
-                let is_told = member.pending.is_empty()
+                let is_told = !member.has_to_be_told()
                     && entry.notices.load(Ordering::Relaxed) == member.notices_sent;
                 let is_late = now.saturating_duration_since(since) >= LEAVE;
-                if is_late || (is_told && handed == seen.write_seq && seen.queued_skbs == 0) {
+                if is_late
+                    || (is_told && is_heard && handed == seen.write_seq && seen.queued_skbs == 0)
+                {
                     if member.has_ended || is_late {
                         self.remove(id, why, events);
                     } else {
@@ -436,28 +468,34 @@ impl Mesh {
             member.told_unreported = unreported;
             member.note(Code::Refused, 0, frames);
         }
-        if member.pending.is_empty()
+        if !member.has_to_be_told()
             || entry.notices.load(Ordering::Relaxed) != member.notices_sent
             || room > u64::from(self.bounds.member_bytes) + NOTICE_RESERVE
         {
             return;
         }
-        while let Some((&(code, destination), &frames)) = member.pending.first_key_value() {
-            let notice = Notice {
-                receiver: id,
-                code,
-                frames,
-                destination,
+        loop {
+            let pending = member.pending.first_key_value();
+            let notice = match (pending, member.answers.front()) {
+                (Some((&(code, destination), &frames)), _) => Notice {
+                    receiver: id,
+                    code,
+                    frames,
+                    destination,
+                },
+                (None, Some(answer)) => *answer,
+                (None, None) => return,
             };
+            let frame = notice.to_frame(&self.framing);
             // The kernel takes it out of the connection while it is being sent, so there is always room.
-            match self.notices.write_all(&notice.to_frame(&self.framing)) {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!("the mesh cannot send a notice: {error}");
-                    return;
-                }
+            if let Err(error) = self.notices.write_all(&frame) {
+                tracing::warn!("the mesh cannot send a notice: {error}");
+                return;
             }
-            member.pending.pop_first();
+            self.written_bytes += frame.len() as u64;
+            if member.pending.pop_first().is_none() {
+                member.answers.pop_front();
+            }
             member.notices_sent += 1;
         }
     }
@@ -475,7 +513,9 @@ impl Mesh {
         self.tables.remove(id, member.cookie);
         let counters = self.tables.counted(member.place);
         self.ids.remove(&member.place);
-        self.tables.give_back(member.place, Instant::now());
+        let now = Instant::now();
+        self.tables.give_back(member.place, now);
+        self.resting.push_back((now, id));
         events.push(Event::Left {
             member: id,
             why,

@@ -9,7 +9,9 @@ use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
 use splice_base::release::{FULL_TARGETS, PARSER_COUNTS, Release};
-use splice_bpf::types::{MeshInspection, MeshMember, MeshRecord, mesh_role};
+use splice_bpf::types::{
+    MeshFraming, MeshInspection, MeshMember, MeshPart, MeshRecord, mesh_role, mesh_size,
+};
 use splice_bpf::{Map, Object, Program, RingBuffer, SharedArray, load, objects};
 
 use super::bounds::SKB_COST;
@@ -19,9 +21,13 @@ use super::member::MemberCounters;
 /// Reports that wait for user space, in bytes: some ten thousand. What does not fit is counted.
 const RECORDS_BYTES: u32 = 256 << 10;
 
+/// How many parts of one member's frames may wait for the program: a quarter of the ring, so that one member alone
+/// does not fill it.
+const MEMBER_PARTS: u32 = mesh_size::HEARD / size_of::<MeshPart>() as u32 / 4;
+
 /// How long a place stays unused after its member has left: a verdict that has found the member may still
 /// count there, for microseconds.
-const REST_OF_PLACE: Duration = Duration::from_millis(20);
+pub(super) const REST_OF_PLACE: Duration = Duration::from_millis(20);
 
 /// Refuses a kernel that is known to lose or double frames.
 fn refuse_lossy(release: Option<Release>) -> Result<()> {
@@ -42,8 +48,11 @@ pub(super) struct Tables {
     by_cookie: Map,
     by_id: Map,
     members: SharedArray<MeshMember>,
+    framings: Map,
     records: Map,
     ring: RingBuffer,
+    heard: Map,
+    heard_ring: RingBuffer,
     inspect: Program,
     unused: u32,
     free: VecDeque<(Instant, u32)>,
@@ -85,10 +94,11 @@ impl Tables {
         let sources = object.map("mesh_sources")?;
         object.attach_to_map("mesh_parser", &sources)?;
         object.attach_to_map("mesh_verdict", &sources)?;
-        object
-            .map("mesh_framings")?
+        let heard = object.map("mesh_heard")?;
+        let framings = object.map("mesh_framings")?;
+        framings
             .update(&0u32, &framing.as_entry(member_bytes))
-            .map_err(|errno| Error::system("cannot write the framing of the mesh", errno))?;
+            .map_err(cannot_write_framing)?;
         let records = object.map("mesh_records")?;
         Ok(Self {
             targets: object.map("mesh_targets")?,
@@ -98,10 +108,26 @@ impl Tables {
             members: object.map("mesh_members")?.share_values()?,
             ring: records.consume()?,
             records,
+            heard_ring: heard.consume()?,
+            heard,
+            framings,
             inspect: object.program("mesh_inspect")?,
             unused: 0,
             free: VecDeque::new(),
         })
+    }
+
+    /// Has frames to destination 0, and to those from `first` on, left to user space.
+    pub(super) fn pass(&self, framing: &Framing, member_bytes: u32, first: u64) -> Result<()> {
+        let entry = MeshFraming {
+            passes: 1,
+            passed_from: first,
+            member_parts: MEMBER_PARTS,
+            ..framing.as_entry(member_bytes)
+        };
+        self.framings
+            .update(&0u32, &entry)
+            .map_err(cannot_write_framing)
     }
 
     /// A place with all counters at zero; `None` if all are taken.
@@ -125,10 +151,13 @@ impl Tables {
             full_frames,
             unreported,
             fault,
+            passed_frames,
+            passed_parts,
             redirected,
             received_frames,
             notices,
             role,
+            heard_parts,
             ..
         } = self.at(place);
         for count in [
@@ -137,9 +166,12 @@ impl Tables {
             unknown_frames,
             full_frames,
             unreported,
+            passed_frames,
+            passed_parts,
             redirected,
             received_frames,
             notices,
+            heard_parts,
         ] {
             count.store(0, Ordering::Relaxed);
         }
@@ -190,6 +222,7 @@ impl Tables {
             sent_frames: entry.sent_frames.load(Ordering::Relaxed),
             unknown_frames: entry.unknown_frames.load(Ordering::Relaxed),
             full_frames: entry.full_frames.load(Ordering::Relaxed),
+            passed_frames: entry.passed_frames.load(Ordering::Relaxed),
             sent_bytes: entry.taken_bytes.load(Ordering::Relaxed),
             received_frames: entry.received_frames.load(Ordering::Relaxed),
             received_bytes: entry.redirected.load(Ordering::Relaxed),
@@ -238,12 +271,25 @@ impl Tables {
         (answer.found == 1).then_some(answer)
     }
 
+    /// Readable when there are parts of frames for the program.
+    pub(super) fn heard(&self) -> BorrowedFd<'_> {
+        self.heard.as_fd()
+    }
+
+    pub(super) fn take_parts(&mut self, part: impl FnMut(&MeshPart)) {
+        self.heard_ring.take_values(part);
+    }
+
     pub(super) fn take_records(&mut self) -> Vec<MeshRecord> {
         let mut records = Vec::new();
         self.ring
             .take_values(|record: &MeshRecord| records.push(*record));
         records
     }
+}
+
+fn cannot_write_framing(errno: Errno) -> Error {
+    Error::system("cannot write the framing of the mesh", errno)
 }
 
 impl AsFd for Tables {
