@@ -58,10 +58,12 @@ pub enum Code {
     BadRequest = 16,
     /// 17: the receiver neither sent nor got anything for too long; the mesh closes the connection.
     Idle = 17,
+    /// 18: the mesh has as many members as it may; the program closes the connection.
+    NoRoom = 18,
 }
 
 impl Code {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Welcome,
         Self::Unknown,
         Self::Full,
@@ -79,6 +81,7 @@ impl Code {
         Self::Done,
         Self::BadRequest,
         Self::Idle,
+        Self::NoRoom,
     ];
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Newcomers {
     timeout: Duration,
     pub(super) tokens: Option<Tokens>,
     reading: VecDeque<Newcomer>,
-    refused: VecDeque<(OwnedFd, Instant)>,
+    refused: VecDeque<Refused>,
     /// How many were refused so far.
     pub(super) refusals: u64,
 }
@@ -55,6 +55,15 @@ struct Newcomer {
     from: Option<SocketAddr>,
     since: Instant,
     frame: Vec<u8>,
+    /// Whether there may be something to read.
+    is_ready: bool,
+}
+
+#[derive(Debug)]
+struct Refused {
+    socket: OwnedFd,
+    since: Instant,
+    is_ready: bool,
 }
 
 /// A client that may become a member as far as its registration says.
@@ -108,6 +117,7 @@ impl Newcomers {
             from,
             since: Instant::now(),
             frame: Vec::new(),
+            is_ready: true,
         });
     }
 
@@ -119,24 +129,34 @@ impl Newcomers {
 
     pub(super) fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
         let reading = self.reading.iter().map(|newcomer| &newcomer.socket);
-        let refused = self.refused.iter().map(|(socket, _)| socket);
+        let refused = self.refused.iter().map(|refused| &refused.socket);
         reading
             .chain(refused)
             .map(|socket| PollFd::new(socket, PollFlags::IN))
     }
 
+    /// Which of [`watched`](Self::watched) are ready. The others are left alone: each look is a system call.
+    pub(super) fn set_ready(&mut self, ready: &[bool]) {
+        let reading = self.reading.iter_mut().map(|it| &mut it.is_ready);
+        let refused = self.refused.iter_mut().map(|it| &mut it.is_ready);
+        for (mine, ready) in reading.chain(refused).zip(ready) {
+            *mine = *ready;
+        }
+    }
+
     /// When it has to be looked after at the latest.
     pub(super) fn due(&self) -> Option<Instant> {
         let late = self.reading.front().map(|it| it.since + self.timeout);
-        let over = self.refused.front().map(|(_, since)| *since + LINGER);
+        let over = self.refused.front().map(|it| it.since + LINGER);
         late.into_iter().chain(over).min()
     }
 
     /// Reads what has come, and returns who may become a member.
     pub(super) fn turn(&mut self) -> Vec<Registered> {
         let now = Instant::now();
-        self.refused.retain(|(socket, since)| {
-            now.saturating_duration_since(*since) < LINGER && is_open(socket)
+        self.refused.retain(|refused| {
+            now.saturating_duration_since(refused.since) < LINGER
+                && (!refused.is_ready || is_open(&refused.socket))
         });
         let mut registered = Vec::new();
         for mut newcomer in std::mem::take(&mut self.reading) {
@@ -184,10 +204,17 @@ impl Newcomers {
         if self.refused.len() >= MOST {
             self.refused.pop_front();
         }
-        self.refused.push_back((socket, Instant::now()));
+        self.refused.push_back(Refused {
+            socket,
+            since: Instant::now(),
+            is_ready: false,
+        });
     }
 
     fn read(&self, newcomer: &mut Newcomer) -> Reading {
+        if !newcomer.is_ready {
+            return Reading::Goes;
+        }
         let frame = &mut newcomer.frame;
         let header = self.framing.header_bytes() as usize;
         loop {
@@ -258,6 +285,7 @@ fn in_words(code: Code) -> &'static str {
         Code::Taken => "another member has its id or name",
         Code::BadName => "no member can have its id or name",
         Code::WrongToken => "its token is wrong",
+        Code::NoRoom => "the mesh has as many members as it may",
         Code::TooLate => "it did not register in time",
         _ => "its first frame is no registration",
     }

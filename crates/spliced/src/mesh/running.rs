@@ -114,13 +114,19 @@ impl Running {
                 let listening = self.listening.iter();
                 watched.extend(listening.map(|socket| PollFd::new(socket, PollFlags::IN)));
             }
+            let before = watched.len();
             watched.extend(self.newcomers.iter().flat_map(Newcomers::watched));
             let time = Timespec::try_from(self.pace(now)).ok();
             match poll(&mut watched, time.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno).context("cannot wait for the mesh"),
             }
+            let ready = watched.split_off(before);
+            let ready: Vec<_> = ready.iter().map(|it| !it.revents().is_empty()).collect();
             drop(watched);
+            if let Some(newcomers) = &mut self.newcomers {
+                newcomers.set_ready(&ready);
+            }
             self.obey(told);
             if told.stops.load(Ordering::Relaxed) > 0 {
                 return Ok(());
@@ -281,6 +287,8 @@ impl Running {
         };
         for Registered { socket, from, wish } in newcomers.turn() {
             let refused = match &wish {
+                // It was not full when the client came.
+                _ if !self.has_room() => Some(Code::NoRoom),
                 Wish::Number(number) if !self.mesh.can_name(*number) => Some(Code::BadName),
                 Wish::Number(number) if !self.mesh.is_free(*number) => Some(Code::Taken),
                 Wish::Name(name) if self.present.named(name).is_some() => Some(Code::Taken),

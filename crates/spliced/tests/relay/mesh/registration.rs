@@ -166,6 +166,25 @@ fn who_does_not_register_is_told_why_and_ended() {
 }
 
 #[test]
+fn who_comes_to_a_mesh_that_is_full_meanwhile_is_told() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let mesh = mesh(&["--register", "name", "--members", "2"]);
+    let mut a = Client::named(&mesh, "a");
+    let [mut b, mut late] = [(); 2].map(|()| Client::stranger(&mesh, usual()));
+    // Both have been accepted when this is answered; the third waits in the backlog from the second member on.
+    a.ask(LOOK_UP, 1, b"nobody");
+    assert_eq!(a.told().0, Code::NoSuchName);
+    a.ask(LOOK_UP, 2, b"nobody");
+    assert_eq!(a.told().0, Code::NoSuchName);
+    b.register(0, b"b", b"");
+    b.welcome();
+    late.register(0, b"late", b"");
+    assert_eq!(refusal(&mut late), Code::NoRoom);
+}
+
+#[test]
 fn silent_clients_are_ended_in_time_and_keep_nobody_out() {
     const TIMEOUT: Duration = Duration::from_millis(1500);
     /// More than may be about to register.
