@@ -11,6 +11,11 @@
  * remembers where it stopped in one (sk_psock_backlog), so frames never mix. A write of user space
  * would: the worker needs a call of the send function for each fragment of a frame.
  *
+ * Frames for the mesh itself and for groups are copied to user space, if it asks for them, and it sends the
+ * copies for the members of a group through its own socket. SK_PASS would be no way: each frame then holds
+ * the memory of its whole packet against the receive buffer of its sender, whose window closes within a
+ * frame (sk_psock_skb_ingress_self, Linux 6.18).
+ *
  * A redirect knows no back-pressure. So the verdict counts what is on its way to the destination (lib/bound.h),
  * and refuses a frame beyond the bound. A frame that is refused is dropped, counted for its sender,
  * and reported to user space, which tells the sender.
@@ -73,6 +78,12 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
 } mesh_records SEC(".maps");
+
+/* Parts of frames for user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, MESH_SIZE_HEARD);
+} mesh_heard SEC(".maps");
 
 static __always_inline struct mesh_framing *framing(void)
 {
@@ -275,11 +286,57 @@ static __always_inline int has_room(struct mesh_framing *frames, struct mesh_mem
 	return on_the_way(tcp, pending) + bytes + BOUND_SKB_COST <= frames->member_bytes;
 }
 
+/* Whether user space wants the frames for a destination: the mesh itself, or a group. */
+static __always_inline int is_for_user_space(struct mesh_framing *frames, __u64 destination)
+{
+	return frames->passes && (!destination || destination >= frames->passed_from);
+}
+
+/* 0, or -1 if there is no room for the frame. */
+static __always_inline int pass(struct __sk_buff *skb, struct mesh_framing *frames, struct mesh_member *source,
+				__u32 place, __u32 offset, __u32 bytes)
+{
+	__u32 parts = (bytes + MESH_SIZE_PART - 1) / MESH_SIZE_PART;
+	__u64 waiting = bpf_ringbuf_query(&mesh_heard, BPF_RB_AVAIL_DATA);
+
+	if (source->passed_parts - source->heard_parts + parts > frames->member_parts)
+		return -1;
+	/* Not more than begins may end: another CPU can only spoil it in between. */
+	if (waiting + parts * (sizeof(struct mesh_part) + BPF_RINGBUF_HDR_SZ) > MESH_SIZE_HEARD)
+		return -1;
+	for (__u32 i = 0; i < MESH_SIZE_PARTS; i++) {
+		__u32 done = i * MESH_SIZE_PART, last;
+		struct mesh_part *part;
+
+		if (done >= bytes)
+			break;
+		part = bpf_ringbuf_reserve(&mesh_heard, sizeof(*part), 0);
+		if (!part)
+			return -1;
+		part->source = place;
+		part->frame_bytes = bytes;
+		part->offset = done;
+		part->reserved = 0;
+		last = bytes - done - 1;
+		if (last >= MESH_SIZE_PART)
+			last = MESH_SIZE_PART - 1;
+		barrier_var(last);
+		if (last >= MESH_SIZE_PART || bpf_skb_load_bytes(skb, offset + done, part->content, last + 1)) {
+			bpf_ringbuf_discard(part, 0);
+			return -1;
+		}
+		bpf_ringbuf_submit(part, 0);
+	}
+	source->passed_frames++;
+	source->passed_parts += parts;
+	return 0;
+}
+
 SEC("sk_skb/stream_verdict")
 int mesh_verdict(struct __sk_buff *skb)
 {
 	struct mesh_framing *frames = framing();
-	__u32 place, offset = 0, bytes = 0, reason = MESH_REASON_UNKNOWN, role, is_notice;
+	__u32 place, offset = 0, bytes = 0, reason = MESH_REASON_UNKNOWN, role, is_own, is_notice = 0;
 	struct mesh_member *source = source_of(skb, &place), *target;
 	struct bpf_sock *socket;
 	__u64 destination = 0;
@@ -290,12 +347,22 @@ int mesh_verdict(struct __sk_buff *skb)
 	locate(skb, &offset, &bytes);
 	if (source->fault || bytes < frames->header_bytes)
 		return SK_DROP;
-	is_notice = source->role == MESH_NOTICES;
-	if (is_notice) {
+	is_own = source->role == MESH_NOTICES;
+	if (read_field(skb, offset, &frames->destination, &destination))
+		goto refused;
+	if (is_own && !destination) {
+		is_notice = 1;
 		if (read_recipient(skb, offset, frames, &destination))
 			goto refused;
-	} else if (read_field(skb, offset, &frames->destination, &destination)) {
-		goto refused;
+	} else if (!is_own && is_for_user_space(frames, destination)) {
+		if (source->role == MESH_LEAVING)
+			goto refused;
+		if (pass(skb, frames, source, place, offset, bytes)) {
+			reason = MESH_REASON_FULL;
+			goto refused;
+		}
+		source->taken_bytes += bytes;
+		return SK_DROP;
 	}
 	target_place = bpf_map_lookup_elem(&mesh_by_id, &destination);
 	target = target_place ? bpf_map_lookup_elem(&mesh_members, target_place) : NULL;
@@ -334,7 +401,9 @@ refused:
 			source->full_frames++;
 		else
 			source->unknown_frames++;
-		report(source, place, reason, destination);
+		/* User space reads in the counters what has become of its own. */
+		if (!is_own)
+			report(source, place, reason, destination);
 	}
 	source->taken_bytes += bytes;
 	return SK_DROP;

@@ -1,11 +1,13 @@
 //! The arguments of `spliced mesh`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use splice::mesh::{Field, LONGEST_FRAME, Length};
 use splice::{Address, EngineChoice};
 
+use crate::access_log_args::AccessLogArgs;
 use crate::sections::{self, as_help};
 use crate::time_text::time;
 
@@ -14,7 +16,7 @@ use crate::time_text::time;
 /// Each connection becomes a member and gets an id, counted from 1; its first frame is a notice with that id.
 /// From then on every frame names the id of the member that it is for. A frame that cannot be delivered is
 /// answered with a notice: there is no such member, or too much is on its way to it. docs/mesh.md describes
-/// notices.
+/// notices, and how clients register, ask for names and join groups.
 ///
 /// A field is written as width, byte order and offset in bytes: u32be@0, u16le@4, u8@6.
 #[derive(Args, Debug)]
@@ -54,4 +56,38 @@ pub(crate) struct MeshArgs {
     #[arg(long, value_name = "N", default_value_t = 1024,
           value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub(crate) members: u32,
+
+    /// What clients are known by. With "number" or "name", the first frame of a client has to be a registration,
+    /// with the id or the name that it wants; with "none", each becomes a member at once.
+    #[arg(long, value_enum, default_value_t = Register::None)]
+    pub(crate) register: Register,
+
+    /// Time for a client to register.
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "10s")]
+    pub(crate) register_timeout: Duration,
+
+    /// A registration needs one of the tokens in this file, one a line. Other users may not be able to read it. SIGHUP
+    /// reads it again.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+
+    /// Let members send frames to groups: the last N+1 destinations. The last one is all members [default: no
+    /// groups].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=65_535))]
+    pub(crate) groups: Option<u32>,
+
+    /// A member that has neither sent nor got a frame for this time has to leave [default: it may stay].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) idle_timeout: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) access_log: AccessLogArgs,
+}
+
+/// What clients are known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Register {
+    None,
+    Number,
+    Name,
 }

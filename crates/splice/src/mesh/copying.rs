@@ -16,6 +16,8 @@ use splice_bpf::types::{MeshInspection, MeshRecord, mesh_reason, mesh_role};
 
 use super::bounds::{Bounds, NOTICE_RESERVE};
 use super::framing::{Fault, Framing};
+use super::heard::{Heard, MEMBER_PARTS, MOST_PARTS, parts};
+use super::notice::FROM_MESH;
 use super::places::{Entries, Places};
 use super::reader::FrameReader;
 use super::stream::{Read, Stream};
@@ -55,6 +57,9 @@ pub(super) struct Copying {
     changes: Vec<(u64, Change)>,
     /// How often the members were read in turn.
     round: u64,
+    /// From this destination on, frames are for the program, as those to 0 are.
+    passed_from: Option<u64>,
+    heard: Vec<Heard>,
 }
 
 impl Copying {
@@ -73,6 +78,8 @@ impl Copying {
             records: Vec::new(),
             changes: Vec::new(),
             round: 0,
+            passed_from: None,
+            heard: Vec::new(),
         }
     }
 
@@ -246,31 +253,18 @@ impl Copying {
     fn deliver(&mut self, place: u32, frame: &[u8]) {
         // A whole frame has one.
         let destination = self.framing.destination_of(frame).unwrap_or_default();
-        let bytes = frame.len() as u64;
-        let target = self.streams.get_mut(&destination).filter(|target| {
-            self.places.at(target.place).role.load(Ordering::Relaxed) == mesh_role::MEMBER
-        });
-        let reason = match target {
-            None => mesh_reason::UNKNOWN,
-            Some(target) => {
-                if target.has_room(frame.len(), self.member_bytes, self.round) {
-                    target.push(frame, self.member_bytes as usize, &mut self.spares);
-                    if !target.is_dirty {
-                        target.is_dirty = true;
-                        self.dirty.push(destination);
-                    }
-                    let entry = self.places.at(target.place);
-                    entry.redirected.fetch_add(bytes, Ordering::Relaxed);
-                    entry.received_frames.fetch_add(1, Ordering::Relaxed);
-                    mesh_reason::NONE
-                } else {
-                    mesh_reason::FULL
-                }
-            }
+        let is_for_program = (self.passed_from)
+            .is_some_and(|first| destination == FROM_MESH || destination >= first);
+        let reason = match is_for_program {
+            true => self.pass(place, frame),
+            false => self.hand(destination, frame),
         };
         let source = self.places.at(place);
-        source.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
+        source
+            .taken_bytes
+            .fetch_add(frame.len() as u64, Ordering::Relaxed);
         match reason {
+            mesh_reason::NONE if is_for_program => &source.passed_frames,
             mesh_reason::NONE => &source.sent_frames,
             mesh_reason::FULL => &source.full_frames,
             _ => &source.unknown_frames,
@@ -279,6 +273,69 @@ impl Copying {
         if reason != mesh_reason::NONE {
             self.report(place, reason, destination);
         }
+    }
+
+    /// Hands a frame to a member, or says why not: an `enum mesh_reason`.
+    fn hand(&mut self, destination: u64, frame: &[u8]) -> u32 {
+        let target = self.streams.get_mut(&destination).filter(|target| {
+            self.places.at(target.place).role.load(Ordering::Relaxed) == mesh_role::MEMBER
+        });
+        let Some(target) = target else {
+            return mesh_reason::UNKNOWN;
+        };
+        if !target.has_room(frame.len(), self.member_bytes, self.round) {
+            return mesh_reason::FULL;
+        }
+        target.push(frame, self.member_bytes as usize, &mut self.spares);
+        if !target.is_dirty {
+            target.is_dirty = true;
+            self.dirty.push(destination);
+        }
+        let entry = self.places.at(target.place);
+        let bytes = frame.len() as u64;
+        entry.redirected.fetch_add(bytes, Ordering::Relaxed);
+        entry.received_frames.fetch_add(1, Ordering::Relaxed);
+        mesh_reason::NONE
+    }
+
+    /// Keeps a frame for the program, within the bounds that the kernel's ring has.
+    fn pass(&mut self, place: u32, frame: &[u8]) -> u32 {
+        let source = self.places.at(place);
+        if source.role.load(Ordering::Relaxed) == mesh_role::LEAVING {
+            return mesh_reason::UNKNOWN;
+        }
+        let count = parts(frame.len());
+        let passed = source.passed_parts.load(Ordering::Relaxed);
+        let waiting = passed - source.heard_parts.load(Ordering::Relaxed);
+        let all: u64 = (self.heard.iter())
+            .map(|heard| parts(heard.frame.len()))
+            .sum();
+        if waiting + count > MEMBER_PARTS.into() || all + count > MOST_PARTS.into() {
+            return mesh_reason::FULL;
+        }
+        source.passed_parts.fetch_add(count, Ordering::Relaxed);
+        self.heard.push(Heard {
+            source: place,
+            frame: frame.to_vec(),
+        });
+        mesh_reason::NONE
+    }
+
+    /// Has frames to destination 0, and to those from `first` on, left to the program.
+    pub(super) fn pass_from(&mut self, first: u64) {
+        self.passed_from = Some(first);
+    }
+
+    /// Takes the frames for the program.
+    pub(super) fn take_heard(&mut self) -> Vec<Heard> {
+        mem::take(&mut self.heard)
+    }
+
+    /// Sends a frame of the program to a member, or says why not: an `enum mesh_reason`.
+    pub(super) fn send(&mut self, destination: u64, frame: &[u8]) -> u32 {
+        let reason = self.hand(destination, frame);
+        self.flush(destination);
+        reason
     }
 
     fn report(&mut self, source: u32, reason: u32, destination: u64) {

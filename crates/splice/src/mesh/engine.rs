@@ -11,6 +11,7 @@ use splice_bpf::types::{MeshInspection, MeshRecord};
 use super::bounds::{Bounds, SKB_COST};
 use super::copying::{Change, Copying};
 use super::framing::Framing;
+use super::heard::Heard;
 use super::places::Places;
 use super::tables::Tables;
 use crate::name::{EngineChoice, EngineName};
@@ -162,6 +163,42 @@ impl Engine {
                 copying.notify(id, notice);
                 Ok(())
             }
+        }
+    }
+
+    /// Has frames to destination 0, and to those from `first` on, left to the program. Returns a further descriptor to
+    /// watch.
+    pub(super) fn pass_from(
+        &mut self,
+        framing: &Framing,
+        bounds: &Bounds,
+        first: u64,
+    ) -> Result<Option<BorrowedFd<'_>>> {
+        match self {
+            Self::Sockmap(tables) => {
+                tables.pass(framing, bounds.member_bytes, first)?;
+                Ok(Some(tables.heard()))
+            }
+            Self::Copy(copying) => {
+                copying.pass_from(first);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes the frames for the program.
+    pub(super) fn take_heard(&mut self) -> Vec<Heard> {
+        match self {
+            Self::Sockmap(tables) => tables.take_heard(),
+            Self::Copy(copying) => copying.take_heard(),
+        }
+    }
+
+    /// Sends a frame of the program to the member that it names, or says why not: an `enum mesh_reason`.
+    pub(super) fn send(&mut self, id: u64, frame: &[u8]) -> Result<u32> {
+        match self {
+            Self::Sockmap(tables) => tables.send(frame),
+            Self::Copy(copying) => Ok(copying.send(id, frame)),
         }
     }
 

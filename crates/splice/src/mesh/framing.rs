@@ -250,7 +250,7 @@ impl Framing {
     }
 
     /// The largest id that the destination can name.
-    pub(super) fn most_ids(&self) -> u64 {
+    pub fn most_ids(&self) -> u64 {
         self.destination.most()
     }
 
@@ -268,7 +268,13 @@ impl Framing {
             member_bytes,
             is_delimited: self.delimiter().is_some().into(),
             delimiter: self.delimiter().unwrap_or_default().into(),
+            ..MeshFraming::default()
         }
+    }
+
+    /// Names another destination in a frame; `None` if its field cannot.
+    pub(super) fn readdress(&self, frame: &mut [u8], destination: u64) -> Option<()> {
+        self.destination.write(frame, destination)
     }
 
     fn notice_bytes(&self) -> u32 {

@@ -8,7 +8,7 @@
 //!
 //! A reset closes it from each state, and so does a limit of time from the last three.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ pub enum Departure {
     Incomplete,
     /// The program took it out.
     TakenOut,
+    /// The program took it out because it neither sent nor got anything.
+    Idle,
 }
 
 /// What a member has sent and got.
@@ -56,6 +58,8 @@ pub struct MemberCounters {
     pub unknown_frames: u64,
     /// Frames that it sent, and for which their destination had no room.
     pub full_frames: u64,
+    /// Frames that it sent to the program: to the mesh itself or a group.
+    pub passed_frames: u64,
     /// The bytes of all frames that it sent.
     pub sent_bytes: u64,
     /// Frames that were handed to it, without notices.
@@ -82,6 +86,8 @@ pub(super) struct Standing {
     pub(super) taken_bytes: u64,
     /// Whether that is all it has sent.
     pub(super) is_whole: bool,
+    /// Whether the program has heard all its frames that are for the program.
+    pub(super) is_heard: bool,
     /// Whether all that was handed to it was written to its socket, notices included.
     pub(super) is_written: bool,
     /// Whether both sides have ended, and each has acknowledged that.
@@ -116,6 +122,10 @@ pub(super) struct Member {
     pub(super) incomplete: Option<(Instant, u64)>,
     /// Notices that were not sent yet, and how many frames each is about.
     pub(super) pending: BTreeMap<(Code, u64), u32>,
+    /// What the program says to it, which waits behind the notices.
+    pub(super) answers: VecDeque<Notice>,
+    /// Frames that the program has heard.
+    pub(super) heard_frames: u64,
     pub(super) notices_sent: u64,
     /// Records of it that were lost, as far as it was told.
     pub(super) told_unreported: u64,
@@ -138,6 +148,8 @@ impl Member {
             has_ended: false,
             incomplete: None,
             pending: BTreeMap::new(),
+            answers: VecDeque::new(),
+            heard_frames: 0,
             notices_sent: 0,
             told_unreported: 0,
             acknowledged_base,
@@ -162,15 +174,25 @@ impl Member {
         }
     }
 
-    /// The notice to it that is next.
+    /// The notice to it that is next: what became of its frames, and behind that what the program answers.
     pub(super) fn first_notice(&self, id: u64) -> Option<Notice> {
-        let (&(code, destination), &frames) = self.pending.first_key_value()?;
-        Some(Notice {
-            receiver: id,
-            code,
-            frames,
-            destination,
-        })
+        match self.pending.first_key_value() {
+            Some((&(code, destination), &frames)) => Some(Notice {
+                receiver: id,
+                code,
+                frames,
+                destination,
+            }),
+            None => self.answers.front().copied(),
+        }
+    }
+
+    /// The notice that was next is sent.
+    pub(super) fn sent_notice(&mut self) {
+        if self.pending.pop_first().is_none() {
+            self.answers.pop_front();
+        }
+        self.notices_sent += 1;
     }
 
     /// What its host has not acknowledged of so many bytes that were handed to it.
@@ -195,13 +217,17 @@ impl Member {
                 }
                 _ => self.incomplete = Some((now, seen.taken_bytes)),
             },
-            Phase::Ended { .. } if seen.is_whole => return Step::Drain(Departure::EndOfStream),
-            Phase::Ended { since } if lasts(since) >= SETTLE => {
+            Phase::Ended { since } if seen.is_whole && (seen.is_heard || lasts(since) >= LEAVE) => {
+                return Step::Drain(Departure::EndOfStream);
+            }
+            Phase::Ended { since } if !seen.is_whole && lasts(since) >= SETTLE => {
                 return Step::Drain(Departure::WithinFrame);
             }
             Phase::Ended { .. } => return Step::Look,
             Phase::Draining { since, why } if lasts(since) >= LEAVE => return Step::Abandon(why),
-            Phase::Draining { why, .. } if seen.is_written && self.pending.is_empty() => {
+            Phase::Draining { why, .. }
+                if seen.is_written && seen.is_heard && !self.has_to_be_told() =>
+            {
                 self.phase = Phase::Lingering { since: now, why };
                 return Step::EndStream;
             }
@@ -217,7 +243,11 @@ impl Member {
 
     /// Whether it has to be looked after soon.
     pub(super) fn is_busy(&self) -> bool {
-        !self.pending.is_empty() || self.phase != Phase::Staying
+        self.has_to_be_told() || self.phase != Phase::Staying
+    }
+
+    pub(super) fn has_to_be_told(&self) -> bool {
+        !self.pending.is_empty() || !self.answers.is_empty()
     }
 }
 

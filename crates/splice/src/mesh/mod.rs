@@ -2,9 +2,10 @@
 //!
 //! Each frame has a header with its length and its destination, the id of a member ([`Framing`]). User space
 //! takes members in and lets them go, and answers what cannot be delivered with a [`Notice`]; with the engine `sockmap` it
-//! reads and writes no frame. Where the kernel or the rights do not allow that, [`Mesh::create`] has user space move the
-//! frames (engine `copy`), and [`Mesh::why_copy`] says why. A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when
-//! its descriptor is readable, and at least every [`Mesh::pace`].
+//! reads and writes no frame, but for those to the mesh itself and to groups, if the program asks for them ([`Mesh::hear`]).
+//! Where the kernel or the rights do not allow that, [`Mesh::create`] has user space move the frames (engine `copy`), and
+//! [`Mesh::why_copy`] says why. A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when its descriptor is readable,
+//! and at least every [`Mesh::pace`].
 //!
 //! ```no_run
 //! use std::net::TcpListener;
@@ -32,15 +33,17 @@ mod copying;
 mod engine;
 mod event;
 mod framing;
+mod heard;
 mod link;
 mod member;
 mod notice;
 mod places;
+mod program;
 mod reader;
 mod stream;
 mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -91,6 +94,12 @@ pub struct Mesh {
     last_look: Instant,
     /// What was found out between two turns.
     events: Vec<Event>,
+    /// Ids that were used a moment ago, and must not be given again yet.
+    resting: VecDeque<(Instant, u64)>,
+    /// From this destination on, frames go to the program, as those to 0 do.
+    passed_from: Option<u64>,
+    /// Frames for the program that have left the ring, and their senders. It is not emptied while there are some.
+    heard: VecDeque<(u64, Vec<u8>)>,
 }
 
 impl Mesh {
@@ -129,6 +138,9 @@ impl Mesh {
             next_id: 1,
             last_look: Instant::now(),
             events: Vec::new(),
+            resting: VecDeque::new(),
+            passed_from: None,
+            heard: VecDeque::new(),
         })
     }
 
@@ -149,16 +161,22 @@ impl Mesh {
     /// [`ErrorKind::EngineRefused`] if the mesh is full or the ids are used up,
     /// [`ErrorKind::UnsupportedSocket`] if the kernel does not take the socket, or it is a member already.
     pub fn join(&mut self, socket: impl Into<OwnedFd>) -> Result<u64> {
-        let socket = Arc::new(socket.into());
-        if self.members.len() >= self.bounds.members as usize {
-            return Err(table_full());
-        }
         let id = self.next_id;
-        if id > self.framing.most_ids() {
+        if !self.can_name(id) {
             return Err(Error::new(
                 ErrorKind::EngineRefused,
                 "all ids that the destination field can name have been used; use a wider field",
             ));
+        }
+        self.enter(socket.into(), id)?;
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    fn enter(&mut self, socket: OwnedFd, id: u64) -> Result<()> {
+        let socket = Arc::new(socket);
+        if self.members.len() >= self.bounds.members as usize {
+            return Err(table_full());
         }
         // The parser gives a socket up whose buffer is smaller than a frame (`__strp_recv`).
         let buffer = sockopt::socket_recv_buffer_size(&socket)
@@ -182,6 +200,7 @@ impl Mesh {
         }
         // What a member has reported that has left must not count for the next one at its place.
         self.read_records();
+        self.take_heard();
         let base = acknowledged_base(&socket);
         let place = (self.engine.places_mut().claim(Instant::now())).ok_or_else(table_full)?;
         if let Err(errno) = self.add(id, cookie, place, &socket) {
@@ -195,13 +214,12 @@ impl Mesh {
             )
             .with_source(errno));
         }
-        self.next_id += 1;
         self.ids.insert(place, id);
         let mut member = Member::new(socket, cookie, place, base);
         member.note(Code::Welcome, 0, 0);
         self.members.insert(id, member);
         self.send_notices(id);
-        Ok(id)
+        Ok(())
     }
 
     fn add(
@@ -253,7 +271,7 @@ impl Mesh {
 
     /// The longest time between two turns.
     pub fn pace(&self) -> Duration {
-        if self.engine.has_work() {
+        if self.engine.has_work() || !self.heard.is_empty() {
             Duration::ZERO
         } else if self.members.values().any(Member::is_busy) {
             SOON
@@ -386,6 +404,7 @@ impl Mesh {
         let standing = Standing {
             taken_bytes,
             is_whole: come == taken_bytes as u32,
+            is_heard: entry.passed_frames.load(Ordering::Relaxed) == member.heard_frames,
             is_written: entry.notices.load(Ordering::Relaxed) == member.notices_sent
                 && places.handed(member.place) == seen.write_seq
                 && seen.queued_skbs == 0,
@@ -424,7 +443,7 @@ impl Mesh {
         };
         let entry = self.engine.places().at(member.place);
         member.note_unreported(entry.unreported.load(Ordering::Relaxed));
-        if member.pending.is_empty()
+        if !member.has_to_be_told()
             || entry.notices.load(Ordering::Relaxed) != member.notices_sent
             || room > u64::from(self.bounds.member_bytes) + NOTICE_RESERVE
         {
@@ -435,8 +454,7 @@ impl Mesh {
                 tracing::warn!("the mesh cannot send a notice: {error}");
                 return;
             }
-            member.pending.pop_first();
-            member.notices_sent += 1;
+            member.sent_notice();
         }
     }
 
@@ -458,9 +476,9 @@ impl Mesh {
             counters.lost_bytes = member.lost_bytes(counters.received_bytes);
         }
         self.ids.remove(&member.place);
-        self.engine
-            .places_mut()
-            .give_back(member.place, Instant::now());
+        let now = Instant::now();
+        self.engine.places_mut().give_back(member.place, now);
+        self.resting.push_back((now, id));
         events.push(Event::Left {
             member: id,
             why,

@@ -38,10 +38,33 @@ pub enum Code {
     Incomplete = 6,
     /// 7: frames were refused so fast that the mesh does not know for which of the reasons 2 and 3.
     Refused = 7,
+    /// 8: another member has the id or the name; the program closes the connection.
+    Taken = 8,
+    /// 9: no member can have this id or name; the program closes the connection.
+    BadName = 9,
+    /// 10: the token is wrong; the program closes the connection.
+    WrongToken = 10,
+    /// 11: the client has not registered in time; the program closes the connection.
+    TooLate = 11,
+    /// 12: the first frame is no registration; the program closes the connection.
+    NotRegistered = 12,
+    /// 13: a member has the name that was asked for. The destination is its id, and the number of frames is
+    /// the tag of the request, as with the other answers.
+    Found = 13,
+    /// 14: no member has the name.
+    NoSuchName = 14,
+    /// 15: the request was carried out.
+    Done = 15,
+    /// 16: the request cannot be read or carried out.
+    BadRequest = 16,
+    /// 17: the receiver neither sent nor got anything for too long; the mesh closes the connection.
+    Idle = 17,
+    /// 18: the mesh has as many members as it may; the program closes the connection.
+    NoRoom = 18,
 }
 
 impl Code {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 18] = [
         Self::Welcome,
         Self::Unknown,
         Self::Full,
@@ -49,6 +72,17 @@ impl Code {
         Self::TooShort,
         Self::Incomplete,
         Self::Refused,
+        Self::Taken,
+        Self::BadName,
+        Self::WrongToken,
+        Self::TooLate,
+        Self::NotRegistered,
+        Self::Found,
+        Self::NoSuchName,
+        Self::Done,
+        Self::BadRequest,
+        Self::Idle,
+        Self::NoRoom,
     ];
 }
 
@@ -80,7 +114,7 @@ impl Notice {
     }
 
     /// The notice as a frame.
-    pub(super) fn to_frame(self, framing: &Framing) -> Vec<u8> {
+    pub fn to_frame(self, framing: &Framing) -> Vec<u8> {
         let mut body = Vec::with_capacity(NOTICE_BODY_BYTES as usize);
         body.extend(self.receiver.to_be_bytes());
         body.extend((self.code as u32).to_be_bytes());

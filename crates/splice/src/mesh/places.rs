@@ -11,7 +11,7 @@ use super::member::MemberCounters;
 
 /// How long a place stays unused after its member has left: a verdict that has found the member may still
 /// count there, for microseconds.
-const REST_OF_PLACE: Duration = Duration::from_millis(20);
+pub(super) const REST_OF_PLACE: Duration = Duration::from_millis(20);
 
 /// Where the entries are.
 pub(super) enum Entries {
@@ -78,10 +78,13 @@ impl Places {
             unreported,
             fault,
             searched,
+            passed_frames,
+            passed_parts,
             redirected,
             received_frames,
             notices,
             role,
+            heard_parts,
             ..
         } = self.at(place);
         for count in [
@@ -90,9 +93,12 @@ impl Places {
             unknown_frames,
             full_frames,
             unreported,
+            passed_frames,
+            passed_parts,
             redirected,
             received_frames,
             notices,
+            heard_parts,
         ] {
             count.store(0, Ordering::Relaxed);
         }
@@ -128,6 +134,7 @@ impl Places {
             sent_frames: entry.sent_frames.load(Ordering::Relaxed),
             unknown_frames: entry.unknown_frames.load(Ordering::Relaxed),
             full_frames: entry.full_frames.load(Ordering::Relaxed),
+            passed_frames: entry.passed_frames.load(Ordering::Relaxed),
             sent_bytes: entry.taken_bytes.load(Ordering::Relaxed),
             received_frames: entry.received_frames.load(Ordering::Relaxed),
             received_bytes: entry.redirected.load(Ordering::Relaxed),

@@ -1,25 +1,38 @@
 //! The engine `sockmap`: the programs and maps of one mesh.
 
+use std::collections::HashMap;
 use std::io::Write as _;
+use std::mem;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::obstacle::Obstacle;
 use splice_base::release::{FULL_TARGETS, PARSER_COUNTS, Release};
-use splice_bpf::types::{MeshInspection, MeshRecord, mesh_role};
+use splice_bpf::types::{
+    MeshFraming, MeshInspection, MeshPart, MeshRecord, mesh_reason, mesh_role,
+};
 use splice_bpf::{Map, Object, Program, RingBuffer, load, objects};
 
 use super::framing::Framing;
+use super::heard::{Heard, MEMBER_PARTS};
 use super::link::link;
 use super::places::{Entries, Places};
 
 /// Reports that wait for user space, in bytes: some ten thousand. What does not fit is counted.
 const RECORDS_BYTES: u32 = 256 << 10;
+
+/// How long the kernel may take for the verdict on a frame of user space. It has it before write(2) returns,
+/// unless ksoftirqd has to do it, which waits for a CPU.
+const VERDICT: Duration = Duration::from_secs(5);
+
+/// The pause between two looks for that verdict.
+const LOOK: Duration = Duration::from_micros(50);
 
 /// Refuses a kernel that is known to lose or double frames.
 fn refuse_lossy(release: Option<Release>) -> Result<()> {
@@ -40,12 +53,20 @@ pub(super) struct Tables {
     by_cookie: Map,
     by_id: Map,
     pub(super) places: Places,
+    framings: Map,
     records: Map,
     ring: RingBuffer,
+    heard: Map,
+    heard_ring: RingBuffer,
     inspect: Program,
     /// What is written here goes to the member that it names.
     notices: TcpStream,
     notices_source: TcpStream,
+    notices_place: u32,
+    /// What was written there, in bytes.
+    written_bytes: u64,
+    /// Frames for user space, as far as they have come, by the places of their senders.
+    partial: HashMap<u32, Vec<u8>>,
 }
 
 impl Tables {
@@ -91,10 +112,11 @@ impl Tables {
         let sources = object.map("mesh_sources")?;
         object.attach_to_map("mesh_parser", &sources)?;
         object.attach_to_map("mesh_verdict", &sources)?;
-        object
-            .map("mesh_framings")?
+        let heard = object.map("mesh_heard")?;
+        let framings = object.map("mesh_framings")?;
+        framings
             .update(&0u32, &framing.as_entry(member_bytes))
-            .map_err(|errno| Error::system("cannot write the framing of the mesh", errno))?;
+            .map_err(cannot_write_framing)?;
         let records = object.map("mesh_records")?;
         Ok(Self {
             targets: object.map("mesh_targets")?,
@@ -104,16 +126,36 @@ impl Tables {
             places: Places::new(Entries::Shared(object.map("mesh_members")?.share_values()?)),
             ring: records.consume()?,
             records,
+            heard_ring: heard.consume()?,
+            heard,
+            framings,
             inspect: object.program("mesh_inspect")?,
             notices,
             notices_source,
+            notices_place: 0,
+            written_bytes: 0,
+            partial: HashMap::new(),
         })
+    }
+
+    /// Has frames to destination 0, and to those from `first` on, left to user space.
+    pub(super) fn pass(&self, framing: &Framing, member_bytes: u32, first: u64) -> Result<()> {
+        let entry = MeshFraming {
+            passes: 1,
+            passed_from: first,
+            member_parts: MEMBER_PARTS,
+            ..framing.as_entry(member_bytes)
+        };
+        self.framings
+            .update(&0u32, &entry)
+            .map_err(cannot_write_framing)
     }
 
     /// Has frames of the mesh's own connection delivered.
     fn open_notices(&mut self) -> Result<()> {
         // The first claim of all.
-        let place = self.places.claim(Instant::now()).unwrap_or_default();
+        self.notices_place = self.places.claim(Instant::now()).unwrap_or_default();
+        let place = self.notices_place;
         self.places
             .at(place)
             .role
@@ -127,7 +169,47 @@ impl Tables {
     /// Sends a notice to the member that it names. The kernel takes it out of the connection while it is being sent, so
     /// there is always room.
     pub(super) fn notify(&mut self, notice: &[u8]) -> std::io::Result<()> {
-        self.notices.write_all(notice)
+        self.notices.write_all(notice)?;
+        self.written_bytes += notice.len() as u64;
+        Ok(())
+    }
+
+    /// Sends a frame to the member that it names, and returns what the verdict was: an `enum mesh_reason`.
+    pub(super) fn send(&mut self, frame: &[u8]) -> Result<u32> {
+        // So that what changes is the verdict on this frame.
+        self.settle()?;
+        let refused = |tables: &Self| {
+            let entry = tables.places.at(tables.notices_place);
+            [&entry.unknown_frames, &entry.full_frames].map(|count| count.load(Ordering::Relaxed))
+        };
+        let before = refused(self);
+        self.notify(frame)
+            .context("cannot write to the mesh's own connection")?;
+        self.settle()?;
+        let after = refused(self);
+        Ok(if after[0] != before[0] {
+            mesh_reason::UNKNOWN
+        } else if after[1] != before[1] {
+            mesh_reason::FULL
+        } else {
+            mesh_reason::NONE
+        })
+    }
+
+    /// Waits until all that was written to the mesh's own connection has had its verdict.
+    fn settle(&self) -> Result<()> {
+        let taken = &self.places.at(self.notices_place).taken_bytes;
+        let start = Instant::now();
+        while taken.load(Ordering::Acquire) != self.written_bytes {
+            if start.elapsed() >= VERDICT {
+                return Err(Error::new(
+                    ErrorKind::EngineRefused,
+                    "the kernel has stopped delivering what the mesh itself sends",
+                ));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// Whether the socket with this cookie is a source.
@@ -177,12 +259,44 @@ impl Tables {
         (answer.found == 1).then_some(answer)
     }
 
+    /// Readable when there are parts of frames for the program.
+    pub(super) fn heard(&self) -> BorrowedFd<'_> {
+        self.heard.as_fd()
+    }
+
+    /// Empties the ring of frames for user space.
+    pub(super) fn take_heard(&mut self) -> Vec<Heard> {
+        let mut heard = Vec::new();
+        let partial = &mut self.partial;
+        self.heard_ring.take_values(|part: &MeshPart| {
+            let frame = partial.entry(part.source).or_default();
+            if part.offset == 0 {
+                // The frame before was refused when the ring was full, or its sender has left.
+                frame.clear();
+            }
+            let whole = part.frame_bytes as usize;
+            let left = whole.saturating_sub(frame.len());
+            frame.extend_from_slice(&part.content[..left.min(part.content.len())]);
+            if frame.len() == whole {
+                heard.push(Heard {
+                    source: part.source,
+                    frame: mem::take(frame),
+                });
+            }
+        });
+        heard
+    }
+
     pub(super) fn take_records(&mut self) -> Vec<MeshRecord> {
         let mut records = Vec::new();
         self.ring
             .take_values(|record: &MeshRecord| records.push(*record));
         records
     }
+}
+
+fn cannot_write_framing(errno: Errno) -> Error {
+    Error::system("cannot write the framing of the mesh", errno)
 }
 
 impl AsFd for Tables {

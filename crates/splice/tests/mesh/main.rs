@@ -23,6 +23,7 @@ macro_rules! by_each_engine {
 mod delivery;
 mod every_frame;
 mod limits;
+mod program;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../support/random.rs"]
 mod random;

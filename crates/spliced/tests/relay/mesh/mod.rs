@@ -1,68 +1,21 @@
 //! `spliced mesh`: the kernel hands frames from client to client.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+mod client;
+mod examples;
+mod groups;
+mod leaving;
+mod registration;
 
-use netlab::{Need, PATIENCE, Process, available};
+use std::io::Read;
+use std::net::Shutdown;
+
+use netlab::{Need, Process, available};
 use rustix::process::Signal;
-use splice::mesh::{Code, Framing, Notice};
+use splice::mesh::Code;
 
+use self::client::{Client, framing};
 use crate::relay::{BINARY, Relay, command};
 use crate::usage::failure;
-
-struct Client {
-    stream: TcpStream,
-    framing: Framing,
-    id: u64,
-}
-
-impl Client {
-    fn new(mesh: &Relay, framing: Framing) -> Self {
-        let stream = TcpStream::connect(&mesh.address).expect("connected");
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
-        let mut client = Self {
-            stream,
-            framing,
-            id: 0,
-        };
-        let welcome = client.notice();
-        assert_eq!(welcome.code, Code::Welcome);
-        client.id = welcome.receiver;
-        client
-    }
-
-    fn send(&mut self, destination: u64, body: &[u8]) {
-        let frame = self.framing.frame(destination, body).expect("a frame");
-        self.stream.write_all(&frame).expect("sent");
-    }
-
-    fn frame(&mut self) -> Vec<u8> {
-        let mut frame = vec![0; self.framing.header_bytes() as usize];
-        self.stream.read_exact(&mut frame).expect("a header");
-        let header = frame.len();
-        frame.resize(
-            self.framing
-                .length_of(&frame)
-                .expect("a length")
-                .expect("whole"),
-            0,
-        );
-        self.stream
-            .read_exact(&mut frame[header..])
-            .expect("a body");
-        frame
-    }
-
-    fn notice(&mut self) -> Notice {
-        let frame = self.frame();
-        Notice::of_frame(&self.framing, &frame).expect("a notice")
-    }
-}
-
-fn framing(length: &str, destination: &str) -> Framing {
-    let length = length.parse().expect("a length");
-    Framing::new(length, destination.parse().expect("a field"), 60_000).expect("a framing")
-}
 
 #[test]
 fn clients_reach_one_another_by_their_ids() {
@@ -194,6 +147,39 @@ fn bad_input_of_a_mesh_is_one_sentence() {
         (
             &["unix:/tmp/mesh", "--frame", "u32be@0"],
             &["unix:/tmp/mesh", "HOST:PORT"],
+        ),
+        (
+            &[
+                "127.0.0.1:0",
+                "--frame",
+                "u32be@0",
+                "--token-file",
+                "/tokens",
+            ],
+            &["--token-file", "--register"],
+        ),
+        (
+            &[
+                "127.0.0.1:0",
+                "--frame",
+                "u32be@0",
+                "--destination",
+                "u8@4",
+                "--groups",
+                "254",
+            ],
+            &["254 groups leave no ids", "wider field"],
+        ),
+        (
+            &[
+                "127.0.0.1:0",
+                "--frame",
+                "u32be@0",
+                "--access-log",
+                "-",
+                "--access-log-start",
+            ],
+            &["--access-log-start", "leave out"],
         ),
     ] {
         let sentence = failure(&mut command(&[&["mesh"][..], arguments].concat()), 2);
