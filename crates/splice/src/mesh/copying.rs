@@ -221,14 +221,8 @@ impl Copying {
                     self.ready.push_back(id);
                 }
             }
-            Read::End => {
-                stream.is_ready = false;
-                self.changes.push((id, Change::Ended));
-            }
-            Read::Failed => {
-                stream.is_ready = false;
-                self.changes.push((id, Change::Failed));
-            }
+            Read::End => self.changes.push((id, Change::Ended)),
+            Read::Failed => self.changes.push((id, Change::Failed)),
         }
         self.buffer = buffer;
     }
@@ -367,8 +361,15 @@ impl Copying {
             return;
         };
         stream.is_dirty = false;
-        if stream.flush(&mut self.spares).is_err() {
+        if stream.flush(&mut self.spares).is_ok() {
+            return;
+        }
+        // What it has sent before that still counts.
+        if !stream.is_source || stream.has_ended {
             self.changes.push((id, Change::Failed));
+        } else if !stream.is_ready {
+            stream.is_ready = true;
+            self.ready.push_back(id);
         }
     }
 }

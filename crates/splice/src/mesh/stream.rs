@@ -32,6 +32,7 @@ pub(super) struct Stream {
     pub(super) is_ready: bool,
     pub(super) expects_end: bool,
     pub(super) has_ended: bool,
+    has_failed: bool,
     /// Whether it is among those that have something to be sent, or waits for room.
     pub(super) is_dirty: bool,
 }
@@ -59,6 +60,7 @@ impl Stream {
             is_ready: false,
             expects_end: false,
             has_ended: false,
+            has_failed: false,
             is_dirty: false,
         }
     }
@@ -66,7 +68,10 @@ impl Stream {
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Read {
         // It fits into the buffer.
         match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
+            // A write that fails takes the socket's error, so a read finds only the end.
+            Ok((_, 0)) if self.has_failed => self.fail(),
             Ok((_, 0)) => {
+                self.is_ready = false;
                 self.has_ended = true;
                 Read::End
             }
@@ -81,8 +86,13 @@ impl Stream {
                 Read::Nothing
             }
             Err(Errno::INTR) => Read::Nothing,
-            Err(_) => Read::Failed,
+            Err(_) => self.fail(),
         }
+    }
+
+    fn fail(&mut self) -> Read {
+        self.is_ready = false;
+        Read::Failed
     }
 
     /// Behind the last byte, or the end of the stream, that was read.
@@ -146,7 +156,13 @@ impl Stream {
                 // EPOLLOUT tells when there is room.
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
+                Err(errno) => {
+                    self.has_failed = true;
+                    self.expects_end = true;
+                    // Nobody gets it any more.
+                    self.waiting = VecDeque::new();
+                    return Err(errno);
+                }
             }
         }
         let empty = std::mem::take(&mut self.waiting);

@@ -22,6 +22,7 @@ by_each_engine!(
     a_reset_within_a_frame_harms_nobody_else,
     what_a_member_that_fails_has_not_got_is_counted,
     what_a_member_that_leaves_gets_in_time_is_not_lost,
+    what_a_member_has_sent_before_it_is_reset_arrives,
     a_full_mesh_and_a_socket_that_is_not_tcp_are_refused,
     a_socket_joins_once_and_stays_a_member,
 );
@@ -292,6 +293,40 @@ fn what_a_member_that_fails_has_not_got_is_counted(engine: EngineName) {
         if frames == FRAMES {
             // More than a receive buffer holds.
             assert!(counters.lost_bytes > 100_000, "{counters:?}");
+        }
+    }
+}
+
+fn what_a_member_has_sent_before_it_is_reset_arrives(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
+    let (mut b, mut c) = (stage.member(), stage.member());
+    for round in 0..50u8 {
+        let mut a = stage.member();
+        for _ in 0..20 {
+            c.send(a.id, &[1; 1000]);
+        }
+        let frames: Vec<u8> = (0..50)
+            .flat_map(|_| framing().frame(b.id, &[round; 1000]).expect("a frame"))
+            .collect();
+        a.stream.write_all(&frames).expect("sent");
+        let id = a.id;
+        until("it has something unread", || {
+            matches!(a.stream.peek(&mut [0]), Ok(1))
+        });
+        // A reset, while the mesh still writes to it.
+        drop(a);
+        for _ in 0..50 {
+            assert_eq!(b.receive().1, [round; 1000]);
+        }
+        loop {
+            match stage.event() {
+                Event::Left { member, why, .. } => {
+                    assert_eq!((member, why), (id, Departure::Reset));
+                    break;
+                }
+                Event::Refused { sender, .. } => assert_eq!(sender, c.id),
+                event => panic!("{event:?}"),
+            }
         }
     }
 }
