@@ -292,10 +292,50 @@ static __always_inline int is_for_user_space(struct mesh_framing *frames, __u64 
 	return frames->passes && (!destination || destination >= frames->passed_from);
 }
 
+/* A frame on its way to user space. */
+struct passing {
+	struct __sk_buff *skb;
+	__u32 place;
+	__u32 offset;	/* of the frame in the skb */
+	__u32 bytes;
+	__u32 passed;	/* parts */
+};
+
+/* A turn of bpf_loop (Linux 5.17): of a plain loop, the verifier of 6.1 follows a million instructions. */
+static long pass_part(__u32 index, void *context)
+{
+	struct passing *frame = context;
+	__u32 done = index * MESH_SIZE_PART, last;
+	struct mesh_part *part;
+
+	if (done >= frame->bytes)
+		return 1;
+	part = bpf_ringbuf_reserve(&mesh_heard, sizeof(*part), 0);
+	if (!part)
+		return 1;
+	part->source = frame->place;
+	part->frame_bytes = frame->bytes;
+	part->offset = done;
+	part->reserved = 0;
+	last = frame->bytes - done - 1;
+	if (last >= MESH_SIZE_PART)
+		last = MESH_SIZE_PART - 1;
+	barrier_var(last);
+	if (last >= MESH_SIZE_PART ||
+	    bpf_skb_load_bytes(frame->skb, frame->offset + done, part->content, last + 1)) {
+		bpf_ringbuf_discard(part, 0);
+		return 1;
+	}
+	bpf_ringbuf_submit(part, 0);
+	frame->passed++;
+	return 0;
+}
+
 /* 0, or -1 if there is no room for the frame. */
 static __always_inline int pass(struct __sk_buff *skb, struct mesh_framing *frames, struct mesh_member *source,
 				__u32 place, __u32 offset, __u32 bytes)
 {
+	struct passing frame = { skb, place, offset, bytes, 0 };
 	__u32 parts = (bytes + MESH_SIZE_PART - 1) / MESH_SIZE_PART;
 	__u64 waiting = bpf_ringbuf_query(&mesh_heard, BPF_RB_AVAIL_DATA);
 
@@ -304,29 +344,9 @@ static __always_inline int pass(struct __sk_buff *skb, struct mesh_framing *fram
 	/* Not more than begins may end: another CPU can only spoil it in between. */
 	if (waiting + parts * (sizeof(struct mesh_part) + BPF_RINGBUF_HDR_SZ) > MESH_SIZE_HEARD)
 		return -1;
-	for (__u32 i = 0; i < MESH_SIZE_PARTS; i++) {
-		__u32 done = i * MESH_SIZE_PART, last;
-		struct mesh_part *part;
-
-		if (done >= bytes)
-			break;
-		part = bpf_ringbuf_reserve(&mesh_heard, sizeof(*part), 0);
-		if (!part)
-			return -1;
-		part->source = place;
-		part->frame_bytes = bytes;
-		part->offset = done;
-		part->reserved = 0;
-		last = bytes - done - 1;
-		if (last >= MESH_SIZE_PART)
-			last = MESH_SIZE_PART - 1;
-		barrier_var(last);
-		if (last >= MESH_SIZE_PART || bpf_skb_load_bytes(skb, offset + done, part->content, last + 1)) {
-			bpf_ringbuf_discard(part, 0);
-			return -1;
-		}
-		bpf_ringbuf_submit(part, 0);
-	}
+	bpf_loop(MESH_SIZE_PARTS, pass_part, &frame, 0);
+	if (frame.passed != parts)
+		return -1;
 	source->passed_frames++;
 	source->passed_parts += parts;
 	return 0;
