@@ -33,7 +33,7 @@ const MOST_INSTRUCTIONS: [(&str, u32); 33] = [
     ("look", 2_590),
     ("mesh_inspect", 110),
     ("mesh_parser", 600),
-    ("mesh_verdict", 980),
+    ("mesh_verdict", 1_775),
     ("quiet", 33),
     ("read_clock", 13),
     ("redirect", 2_759),
