@@ -108,8 +108,16 @@ pub(super) fn usual() -> Framing {
 }
 
 /// A mesh with these frames.
-pub(super) fn mesh(options: &[&str]) -> Relay {
-    let arguments = [&["mesh", "127.0.0.1:0", "--frame", "u32be@0"], options].concat();
+pub(super) fn mesh(engine: &str, options: &[&str]) -> Relay {
+    let always = [
+        "mesh",
+        "127.0.0.1:0",
+        "--frame",
+        "u32be@0",
+        "--engine",
+        engine,
+    ];
+    let arguments = [&always, options].concat();
     Relay::spawn(&mut command(&arguments))
 }
 

@@ -57,7 +57,7 @@ fn is_there(name: &str, package: &str) -> bool {
 
 /// Two of them register, look one another up, send, receive, and are refused what is for nobody.
 fn works(start: impl Fn(&Relay, &str) -> Example) {
-    let mesh = mesh(&["--register", "name"]);
+    let mesh = mesh("auto", &["--register", "name"]);
     let mut alice = start(&mesh, "alice");
     assert_eq!(alice.line(), "registered as 1");
     let mut bob = start(&mesh, "bob");

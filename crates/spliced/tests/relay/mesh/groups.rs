@@ -1,9 +1,14 @@
 //! Frames to groups and to everybody.
 
-use netlab::{Need, available};
 use splice::mesh::Code;
 
 use super::client::{Client, mesh, usual};
+
+by_each_engine!(
+    a_frame_to_a_group_goes_to_its_members_but_the_sender,
+    a_member_of_a_group_that_does_not_read_stops_nobody_and_its_sender_is_told,
+    frames_to_groups_and_to_members_are_not_mixed_under_load,
+);
 
 const JOIN: u32 = 3;
 const LEAVE: u32 = 4;
@@ -26,12 +31,8 @@ fn next(client: &mut Client) -> (u64, Vec<u8>) {
     (destination, frame[8..].to_vec())
 }
 
-#[test]
-fn a_frame_to_a_group_goes_to_its_members_but_the_sender() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--groups", "4"]);
+fn a_frame_to_a_group_goes_to_its_members_but_the_sender(engine: &str) {
+    let mesh = mesh(engine, &["--groups", "4"]);
     let [mut a, mut b, mut c, mut d] = [(); 4].map(|()| Client::new(&mesh, usual()));
     for client in [&mut a, &mut b, &mut c] {
         join(client, GROUP);
@@ -67,15 +68,11 @@ fn a_frame_to_a_group_goes_to_its_members_but_the_sender() {
     assert_eq!(a.told(), (Code::BadRequest, 4, EVERYONE));
 }
 
-#[test]
-fn a_member_of_a_group_that_does_not_read_stops_nobody_and_its_sender_is_told() {
+fn a_member_of_a_group_that_does_not_read_stops_nobody_and_its_sender_is_told(engine: &str) {
     const BODY_BYTES: usize = 10_000;
     /// Several times what fits the way to a member.
     const FRAMES: u32 = 400;
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--groups", "4", "--member-bytes", "262144"]);
+    let mesh = mesh(engine, &["--groups", "4", "--member-bytes", "262144"]);
     let [mut a, mut b, mut stuck] = [(); 3].map(|()| Client::new(&mesh, usual()));
     for client in [&mut b, &mut stuck] {
         join(client, GROUP);
@@ -123,16 +120,12 @@ fn a_member_of_a_group_that_does_not_read_stops_nobody_and_its_sender_is_told() 
     );
 }
 
-#[test]
-fn frames_to_groups_and_to_members_are_not_mixed_under_load() {
+fn frames_to_groups_and_to_members_are_not_mixed_under_load(engine: &str) {
     const FRAMES: u32 = 1000;
     /// Frames to the group that may wait for user space.
     const AT_ONCE: u32 = 16;
-    if !available(Need::Bpf) {
-        return;
-    }
     // Room for all, since nothing keeps the senders from being faster than those who read.
-    let mesh = mesh(&["--groups", "1", "--member-bytes", "67108864"]);
+    let mesh = mesh(engine, &["--groups", "1", "--member-bytes", "67108864"]);
     let group = EVERYONE - 1;
     let mut receivers = [(); 3].map(|()| Client::new(&mesh, usual()));
     for client in &mut receivers {

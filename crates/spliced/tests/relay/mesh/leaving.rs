@@ -5,13 +5,20 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use netlab::{Need, Scratch, available, until};
+use netlab::{Scratch, until};
 use rustix::process::Signal;
 use serde_json::Value;
 use splice::mesh::Code;
 
 use super::client::{Client, mesh, usual};
 use crate::relay::CUT_SHORT;
+
+by_each_engine!(
+    an_idle_member_has_to_leave_and_is_told,
+    the_access_log_has_a_line_for_each_member,
+    a_signal_lets_members_go_and_takes_nobody_in,
+    a_second_signal_cuts_members_off,
+);
 
 /// The lines of the log, once there are so many.
 fn lines(path: &std::path::Path, count: usize) -> Vec<Value> {
@@ -26,12 +33,8 @@ fn lines(path: &std::path::Path, count: usize) -> Vec<Value> {
     lines.map(|line| line.expect("JSON")).collect()
 }
 
-#[test]
-fn an_idle_member_has_to_leave_and_is_told() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--idle-timeout", "1s"]);
+fn an_idle_member_has_to_leave_and_is_told(engine: &str) {
+    let mesh = mesh(engine, &["--idle-timeout", "1s"]);
     let [mut sender, mut receiver, mut idle] = [(); 3].map(|()| Client::new(&mesh, usual()));
     let over = Arc::new(AtomicBool::new(false));
     let talks = Arc::clone(&over);
@@ -56,15 +59,11 @@ fn an_idle_member_has_to_leave_and_is_told() {
     }
 }
 
-#[test]
-fn the_access_log_has_a_line_for_each_member() {
-    if !available(Need::Bpf) {
-        return;
-    }
+fn the_access_log_has_a_line_for_each_member(engine: &str) {
     let scratch = Scratch::new("mesh").expect("a directory");
     let path = scratch.path().join("access.log");
     let file = path.to_str().expect("a path");
-    let mesh = mesh(&["--register", "name", "--access-log", file]);
+    let mesh = mesh(engine, &["--register", "name", "--access-log", file]);
     let mut a = Client::named(&mesh, "a \"quoted\" name");
     let mut b = Client::named(&mesh, "b");
     a.send(b.id, b"hello");
@@ -113,12 +112,8 @@ fn the_access_log_has_a_line_for_each_member() {
     assert_eq!(line["target_to_client_messages"], 1);
 }
 
-#[test]
-fn a_signal_lets_members_go_and_takes_nobody_in() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mut mesh = mesh(&["--register", "name"]);
+fn a_signal_lets_members_go_and_takes_nobody_in(engine: &str) {
+    let mut mesh = mesh(engine, &["--register", "name"]);
     let mut member = Client::named(&mesh, "member");
     let mut silent = Client::stranger(&mesh, usual());
     // It was accepted: clients are taken one after the other.
@@ -135,12 +130,8 @@ fn a_signal_lets_members_go_and_takes_nobody_in() {
     mesh.wait_logged("the mesh is over: 2 members");
 }
 
-#[test]
-fn a_second_signal_cuts_members_off() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mut mesh = mesh(&["--register", "name"]);
+fn a_second_signal_cuts_members_off(engine: &str) {
+    let mut mesh = mesh(engine, &["--register", "name"]);
     let _stays = Client::named(&mesh, "stays");
     mesh.signal_until_it_ends(Signal::TERM);
     assert_eq!(mesh.wait_end().code(), Some(CUT_SHORT));

@@ -1,5 +1,25 @@
 //! `spliced mesh`: the kernel hands frames from client to client.
 
+/// Makes two tests of each function that takes an engine.
+macro_rules! by_each_engine {
+    ($($name:ident),* $(,)?) => {
+        mod sockmap {$(
+            #[test]
+            fn $name() {
+                if netlab::available(netlab::Need::Bpf) {
+                    super::$name("sockmap");
+                }
+            }
+        )*}
+        mod copy {$(
+            #[test]
+            fn $name() {
+                super::$name("copy");
+            }
+        )*}
+    };
+}
+
 mod client;
 mod examples;
 mod groups;

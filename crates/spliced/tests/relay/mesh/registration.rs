@@ -6,13 +6,23 @@ use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
-use netlab::{Need, Scratch, available, until};
+use netlab::{Scratch, until};
 use rustix::process::Signal;
 use splice::mesh::Code;
 
 use super::client::{Client, mesh, registration, usual};
 use crate::relay::command;
 use crate::usage::failure;
+
+by_each_engine!(
+    a_name_is_registered_and_found,
+    a_number_is_registered_once_at_a_time,
+    what_comes_behind_the_registration_is_delivered,
+    who_does_not_register_is_told_why_and_ended,
+    who_comes_to_a_mesh_that_is_full_meanwhile_is_told,
+    silent_clients_are_ended_in_time_and_keep_nobody_out,
+    a_registration_needs_a_token_from_the_file,
+);
 
 const LOOK_UP: u32 = 2;
 
@@ -24,12 +34,8 @@ fn refusal(client: &mut Client) -> Code {
     code
 }
 
-#[test]
-fn a_name_is_registered_and_found() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--register", "name"]);
+fn a_name_is_registered_and_found(engine: &str) {
+    let mesh = mesh(engine, &["--register", "name"]);
     let mut alice = Client::named(&mesh, "alice");
     let mut bob = Client::named(&mesh, "böb's \"host\"");
     mesh.wait_logged("member 1 has come from 127.0.0.1");
@@ -58,12 +64,8 @@ fn a_name_is_registered_and_found() {
     assert_eq!(again.id, 3);
 }
 
-#[test]
-fn a_number_is_registered_once_at_a_time() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--register", "number"]);
+fn a_number_is_registered_once_at_a_time(engine: &str) {
+    let mesh = mesh(engine, &["--register", "number"]);
     let registered = |number| {
         let mut client = Client::stranger(&mesh, usual());
         client.register(number, b"", b"");
@@ -91,14 +93,10 @@ fn a_number_is_registered_once_at_a_time() {
     until("the id is free again", || registered(7).1 == Code::Welcome);
 }
 
-#[test]
-fn what_comes_behind_the_registration_is_delivered() {
+fn what_comes_behind_the_registration_is_delivered(engine: &str) {
     /// Together more than a segment.
     const FRAMES: u32 = 300;
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--register", "name"]);
+    let mesh = mesh(engine, &["--register", "name"]);
     let mut b = Client::named(&mesh, "b");
     let mut asker = Client::named(&mesh, "asker");
     let frame = |destination, body: &[u8]| usual().frame(destination, body).expect("a frame");
@@ -130,12 +128,8 @@ fn what_comes_behind_the_registration_is_delivered() {
     }
 }
 
-#[test]
-fn who_does_not_register_is_told_why_and_ended() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--register", "name"]);
+fn who_does_not_register_is_told_why_and_ended(engine: &str) {
+    let mesh = mesh(engine, &["--register", "name"]);
     let alice = Client::named(&mesh, "alice");
     let long = [b'x'; 65];
     let cases: [(u64, Vec<u8>, Code); 9] = [
@@ -168,12 +162,8 @@ fn who_does_not_register_is_told_why_and_ended() {
     mesh.wait_logged("11 clients refused");
 }
 
-#[test]
-fn who_comes_to_a_mesh_that_is_full_meanwhile_is_told() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--register", "name", "--members", "2"]);
+fn who_comes_to_a_mesh_that_is_full_meanwhile_is_told(engine: &str) {
+    let mesh = mesh(engine, &["--register", "name", "--members", "2"]);
     let mut a = Client::named(&mesh, "a");
     let [mut b, mut late] = [(); 2].map(|()| Client::stranger(&mesh, usual()));
     // A turn of the mesh accepts one client, and then answers; the first turn may have begun before. So both have been
@@ -188,15 +178,14 @@ fn who_comes_to_a_mesh_that_is_full_meanwhile_is_told() {
     assert_eq!(refusal(&mut late), Code::NoRoom);
 }
 
-#[test]
-fn silent_clients_are_ended_in_time_and_keep_nobody_out() {
+fn silent_clients_are_ended_in_time_and_keep_nobody_out(engine: &str) {
     const TIMEOUT: Duration = Duration::from_millis(1500);
     /// More than may be about to register.
     const SILENT: usize = 300;
-    if !available(Need::Bpf) {
-        return;
-    }
-    let mesh = mesh(&["--register", "name", "--register-timeout", "1500ms"]);
+    let mesh = mesh(
+        engine,
+        &["--register", "name", "--register-timeout", "1500ms"],
+    );
     let start = Instant::now();
     let mut silent: Vec<_> = (0..SILENT)
         .map(|_| Client::stranger(&mesh, usual()))
@@ -220,11 +209,7 @@ fn silent_clients_are_ended_in_time_and_keep_nobody_out() {
     assert!(a.frame().ends_with(b"still there"));
 }
 
-#[test]
-fn a_registration_needs_a_token_from_the_file() {
-    if !available(Need::Bpf) {
-        return;
-    }
+fn a_registration_needs_a_token_from_the_file(engine: &str) {
     let scratch = Scratch::new("tokens").expect("a directory");
     let path = scratch.path().join("tokens");
     let write = |text: &str| {
@@ -233,7 +218,7 @@ fn a_registration_needs_a_token_from_the_file() {
     };
     write("first\n\nsecond token\r\n");
     let file = path.to_str().expect("a path");
-    let mesh = mesh(&["--register", "name", "--token-file", file]);
+    let mesh = mesh(engine, &["--register", "name", "--token-file", file]);
     let attempt = |name: &[u8], token: &[u8]| {
         let mut client = Client::stranger(&mesh, usual());
         client.register(0, name, token);
