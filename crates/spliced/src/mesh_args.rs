@@ -1,10 +1,12 @@
 //! The arguments of `spliced mesh`.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use splice::mesh::{Field, LONGEST_FRAME, Length};
+use splice::mesh::{Field, Framing, LONGEST_FRAME, Length};
 use splice::{Address, EngineChoice};
 
 use crate::access_log_args::AccessLogArgs;
@@ -28,8 +30,12 @@ pub(crate) struct MeshArgs {
     /// The field with the length of a frame. It counts what follows the header, which ends with the later of
     /// the two fields. With +N behind it (u32be@0+4), N bytes of the frame are not counted; +0 counts the
     /// whole frame.
-    #[arg(long, value_name = "FIELD")]
-    pub(crate) frame: Length,
+    ///
+    /// Or until:BYTE, the byte that ends a frame instead: a character of ASCII, or a number such as until:0x0a. The first one
+    /// behind the destination counts. It cannot be a hexadecimal digit, in which notices are written then, and there are no
+    /// registrations and groups, whose frames may have any byte.
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) frame: FrameSpec,
 
     /// The field with the id of the destination.
     #[arg(long, value_name = "FIELD", default_value = "u32be@4")]
@@ -40,9 +46,10 @@ pub(crate) struct MeshArgs {
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub(crate) engine: EngineChoice,
 
-    /// The most bytes of a frame. A longer one ends its sender's connection.
-    #[arg(long, value_name = "N", default_value_t = LONGEST_FRAME)]
-    pub(crate) most_bytes: u32,
+    /// The most bytes of a frame. A longer one ends its sender's connection [default: 65536, or 682 with until:BYTE, since
+    /// each of its bytes may come in a packet of its own].
+    #[arg(long, value_name = "N")]
+    pub(crate) most_bytes: Option<u32>,
 
     /// Time for a frame to become complete, else its sender's connection ends.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "10s")]
@@ -90,4 +97,60 @@ pub(crate) enum Register {
     None,
     Number,
     Name,
+}
+
+/// How a frame ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FrameSpec {
+    Length(Length),
+    Until(u8),
+}
+
+impl FromStr for FrameSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(byte) = text.strip_prefix("until:") else {
+            let length = text.parse().map(Self::Length);
+            return length.map_err(|error: splice::Error| error.to_string());
+        };
+        let number = byte.strip_prefix("0x").map(|it| u8::from_str_radix(it, 16));
+        match (number, byte.as_bytes()) {
+            (Some(Ok(byte)), _) => Ok(Self::Until(byte)),
+            (None, [byte]) if byte.is_ascii() => Ok(Self::Until(*byte)),
+            _ => Err(format!(
+                "{byte:?} is not one byte; write a character of ASCII, or its number such as until:0x0a"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for FrameSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length(length) => write!(f, "frames with their length in {}", length.field),
+            Self::Until(byte) => write!(f, "frames up to the byte {byte:#04x}"),
+        }
+    }
+}
+
+/// The most bytes of a frame with a delimiter: as many as the default of `--member-bytes` has packets for.
+const LONGEST_DELIMITED: u32 = 682;
+
+impl MeshArgs {
+    /// How frames look.
+    ///
+    /// # Errors
+    /// If no frame can look like that.
+    pub(crate) fn framing(&self) -> splice::Result<Framing> {
+        let most_bytes = |default| self.most_bytes.unwrap_or(default);
+        match self.frame {
+            FrameSpec::Length(length) => {
+                Framing::new(length, self.destination, most_bytes(LONGEST_FRAME))
+            }
+            FrameSpec::Until(byte) => {
+                Framing::delimited(byte, self.destination, most_bytes(LONGEST_DELIMITED))
+            }
+        }
+    }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use splice::Address;
-use splice::mesh::{Bounds, Framing, Length, Mesh};
+use splice::mesh::{Bounds, Mesh};
 
 use self::groups::Groups;
 use self::registration::Newcomers;
@@ -26,7 +26,7 @@ use crate::diagnostics::Diagnostics;
 use crate::exit_status::Ended;
 use crate::file_access::FileAccess;
 use crate::listener::ListeningSockets;
-use crate::mesh_args::{MeshArgs, Register};
+use crate::mesh_args::{FrameSpec, MeshArgs, Register};
 use crate::refusal::WrongUsage;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::signal::{Request, Signals};
@@ -41,8 +41,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// If it cannot start.
 pub(crate) fn run(args: &MeshArgs, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     refuse_impossible(args)?;
-    let length: Length = args.frame;
-    let framing = Framing::new(length, args.destination, args.most_bytes)?;
+    let framing = args.framing()?;
     let bounds = Bounds {
         members: args.members,
         member_bytes: args.member_bytes,
@@ -99,8 +98,8 @@ pub(crate) fn run(args: &MeshArgs, signals: Signals, diagnostics: &Diagnostics) 
     )?;
     for address in &sockets.addresses {
         tracing::info!(
-            "listening on {address}, frames with their length in {} and their destination in {}",
-            length.field,
+            "listening on {address}, {} and their destination in {}",
+            args.frame,
             args.destination
         );
     }
@@ -131,6 +130,13 @@ fn refuse_impossible(args: &MeshArgs) -> Result<(), WrongUsage> {
         return Err(WrongUsage::new(
             "--token-file has no use without registrations, which have the tokens; add --register name or \
              --register number"
+                .into(),
+        ));
+    }
+    let has_requests = args.register != Register::None || args.groups.is_some();
+    if has_requests && matches!(args.frame, FrameSpec::Until(_)) {
+        return Err(WrongUsage::new(
+            "frames up to a delimiter have no registrations and groups, whose requests may have any byte; give frames a length"
                 .into(),
         ));
     }

@@ -443,11 +443,15 @@ impl Running {
         self.totals.full_frames += counters.full_frames;
         let why = in_words(why);
         tracing::info!(
-            "member {member} has left, {why}: {} frames sent, {} without a destination, {} refused, {} received",
+            "member {member} has left, {why}: {} frames sent, {} without a destination, {} refused, {} received{}",
             counters.sent_frames,
             counters.unknown_frames,
             counters.full_frames,
-            counters.received_frames
+            counters.received_frames,
+            match counters.lost_bytes {
+                0 => String::new(),
+                bytes => format!(", of which it has not acknowledged {bytes} bytes"),
+            }
         );
         if let Some(groups) = &mut self.groups {
             groups.forget(member);

@@ -65,14 +65,19 @@ impl Client {
     pub(super) fn frame(&mut self) -> Vec<u8> {
         let mut frame = vec![0; self.framing.header_bytes() as usize];
         self.stream.read_exact(&mut frame).expect("a header");
+        let whole = loop {
+            match self.framing.length_of(&frame).expect("a length") {
+                Some(whole) => break whole,
+                // Its delimiter has not come.
+                None => {
+                    frame.push(0);
+                    let last = frame.len() - 1;
+                    self.stream.read_exact(&mut frame[last..]).expect("a byte");
+                }
+            }
+        };
         let header = frame.len();
-        frame.resize(
-            self.framing
-                .length_of(&frame)
-                .expect("a length")
-                .expect("whole"),
-            0,
-        );
+        frame.resize(whole, 0);
         self.stream
             .read_exact(&mut frame[header..])
             .expect("a body");

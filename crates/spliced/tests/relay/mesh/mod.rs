@@ -31,7 +31,7 @@ use std::net::Shutdown;
 
 use netlab::{Need, Process, available};
 use rustix::process::Signal;
-use splice::mesh::Code;
+use splice::mesh::{Code, Framing};
 
 use self::client::{Client, framing};
 use crate::relay::{BINARY, Relay, command};
@@ -82,6 +82,54 @@ fn clients_reach_one_another_by_their_ids() {
             line.contains("2 members, 1 frames delivered, 1 without a destination"),
             "{line}"
         );
+    }
+}
+
+#[test]
+fn frames_may_end_with_a_delimiter() {
+    for engine in ["sockmap", "copy"] {
+        if engine == "sockmap" && !available(Need::Bpf) {
+            continue;
+        }
+        let arguments = [
+            "mesh",
+            "127.0.0.1:0",
+            "--frame",
+            "until:0x0a",
+            "--destination",
+            "u8@0",
+            "--engine",
+            engine,
+        ];
+        let mesh = Relay::spawn(&mut command(&arguments));
+        let destination = "u8@0".parse().expect("a field");
+        let framing = Framing::delimited(b'\n', destination, 682).expect("a framing");
+        let [mut a, mut b] = [(); 2].map(|()| Client::new(&mesh, framing));
+        a.send(b.id, b"a line");
+        assert_eq!(b.frame(), b"\x02a line\n");
+    }
+    for (options, part) in [
+        (&["--frame", "until:ab"][..], "not one byte"),
+        (&["--frame", "until:0x100"], "not one byte"),
+        (&["--frame", "until:7"], "choose another delimiter"),
+        (
+            &["--frame", "until:;", "--register", "name"],
+            "give frames a length",
+        ),
+        (
+            &["--frame", "until:;", "--groups", "2"],
+            "give frames a length",
+        ),
+        (
+            &["--frame", "until:;", "--most-bytes", "683"],
+            "less than one frame needs",
+        ),
+    ] {
+        let output =
+            crate::relay::output(&mut command(&[&["mesh", "127.0.0.1:0"], options].concat()));
+        assert!(!output.status.success());
+        let sentence = crate::usage::sentence(&output);
+        assert!(sentence.contains(part), "{sentence}");
     }
 }
 
