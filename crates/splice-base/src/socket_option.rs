@@ -135,6 +135,23 @@ pub fn is_closed(fd: impl AsFd) -> rustix::io::Result<bool> {
     Ok(tcp_info(fd)?.tcpi_state == CLOSE)
 }
 
+/// How many bytes the other host has acknowledged since a TCP connection was made (`TCP_INFO`). A SYN or an end of stream that
+/// this side has sent counts as one.
+pub fn acknowledged_bytes(fd: impl AsFd) -> rustix::io::Result<u64> {
+    Ok(tcp_info(fd)?.tcpi_bytes_acked)
+}
+
+/// How many bytes were written to a TCP connection that the other host has not acknowledged (`SIOCOUTQ`).
+pub fn unacknowledged_bytes(fd: impl AsFd) -> rustix::io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: `bytes` outlives the call, which writes an int there (`tcp_ioctl`).
+    let result = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    match result {
+        0 => Ok(bytes.unsigned_abs().into()),
+        _ => Err(last_error()),
+    }
+}
+
 /// How many timeouts in a row a TCP connection has had for what it has sent and nobody acknowledges (`TCP_INFO`).
 #[cfg(feature = "test")]
 pub fn timeouts(fd: impl AsFd) -> rustix::io::Result<u8> {

@@ -11,6 +11,11 @@
  * remembers where it stopped in one (sk_psock_backlog), so frames never mix. A write of user space
  * would: the worker needs a call of the send function for each fragment of a frame.
  *
+ * Frames for the mesh itself and for groups are copied to user space, if it asks for them, and it sends the
+ * copies for the members of a group through its own socket. SK_PASS would be no way: each frame then holds
+ * the memory of its whole packet against the receive buffer of its sender, whose window closes within a
+ * frame (sk_psock_skb_ingress_self, Linux 6.18).
+ *
  * A redirect knows no back-pressure. So the verdict counts what is on its way to the destination (lib/bound.h),
  * and refuses a frame beyond the bound. A frame that is refused is dropped, counted for its sender,
  * and reported to user space, which tells the sender.
@@ -73,6 +78,12 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
 } mesh_records SEC(".maps");
+
+/* Parts of frames for user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, MESH_SIZE_HEARD);
+} mesh_heard SEC(".maps");
 
 static __always_inline struct mesh_framing *framing(void)
 {
@@ -137,6 +148,80 @@ static __always_inline void report(struct mesh_member *source, __u32 place, __u3
 		__sync_fetch_and_add(&source->unreported, 1);
 }
 
+/*
+ * Nobody can say where the next frame begins. An error from the parser would set the socket's error, and user space could
+ * tell the member nothing any more. So everything is taken and dropped.
+ */
+static __always_inline void give_up(struct mesh_member *source, __u32 place, __u32 reason, __u64 length)
+{
+	source->fault = reason;
+	report(source, place, reason, length);
+}
+
+/* Bytes that a search looks at in one step: a part of the stack. */
+#define SEARCH_BYTES 128
+
+/* A search for the delimiter, from @at to before @end in the packet. */
+struct search {
+	struct __sk_buff *skb;
+	__u32 at;	/* once it is found, the byte behind it */
+	__u32 end;
+	__u32 delimiter;
+	__u32 is_found;
+};
+
+static long search_on(__u32 index __attribute__((unused)), struct search *search)
+{
+	__u8 raw[SEARCH_BYTES] = {};
+	__u32 last;
+
+	if (search->at >= search->end)
+		return 1;
+	last = search->end - search->at - 1;
+	if (last >= sizeof(raw))
+		last = sizeof(raw) - 1;
+	barrier_var(last);
+	if (last >= sizeof(raw))
+		return 1;
+	if (bpf_skb_load_bytes(search->skb, search->at, raw, last + 1))
+		return 1;
+	for (__u32 i = 0; i < sizeof(raw); i++) {
+		if (i > last)
+			break;
+		if (raw[i] == search->delimiter) {
+			search->at += i + 1;
+			search->is_found = 1;
+			return 1;
+		}
+	}
+	search->at += last + 1;
+	return 0;
+}
+
+/* The length of the frame at @offset, or 0 as long as its delimiter has not come. Each byte is looked at once. */
+static __always_inline int delimited(struct __sk_buff *skb, __u32 offset, struct mesh_framing *frames,
+				     struct mesh_member *source, __u32 place)
+{
+	__u32 come = skb->len - offset, most = frames->most_bytes, from = source->searched;
+	struct search search = { .skb = skb, .delimiter = frames->delimiter };
+
+	if (from < frames->header_bytes)
+		from = frames->header_bytes;
+	search.at = offset + from;
+	search.end = offset + (come < most ? come : most);
+	if (search.at < search.end)
+		bpf_loop((search.end - search.at + SEARCH_BYTES - 1) / SEARCH_BYTES, search_on, &search, 0);
+	source->searched = 0;
+	if (search.is_found)
+		return search.at - offset;
+	if (come < most) {
+		source->searched = come;
+		return 0;
+	}
+	give_up(source, place, MESH_REASON_TOO_LONG, most);
+	return come;
+}
+
 SEC("sk_skb/stream_parser")
 int mesh_parser(struct __sk_buff *skb)
 {
@@ -150,6 +235,8 @@ int mesh_parser(struct __sk_buff *skb)
 		return skb->len - offset;
 	if (skb->len < offset + frames->header_bytes)
 		return 0;
+	if (frames->is_delimited)
+		return delimited(skb, offset, frames, source, place);
 	if (read_field(skb, offset, &frames->length, &length))
 		return 0;
 	/* The first comparison keeps the sum from overflowing. */
@@ -159,14 +246,28 @@ int mesh_parser(struct __sk_buff *skb)
 		reason = MESH_REASON_TOO_SHORT;
 	else
 		return length + frames->added_bytes;
-
-	/*
-	 * Nobody can say where the next frame begins. An error from here would set the socket's error,
-	 * and user space could tell the member nothing any more. So everything is taken and dropped.
-	 */
-	source->fault = reason;
-	report(source, place, reason, length);
+	give_up(source, place, reason, length);
 	return skb->len - offset;
+}
+
+/* The bytes of a number in the notices of a delimited framing, which has them as lower-case hexadecimal digits. */
+#define NUMBER_DIGITS 16
+
+/* Whom a notice is for: the first number behind the header. */
+static __always_inline int read_recipient(struct __sk_buff *skb, __u32 offset, struct mesh_framing *frames, __u64 *id)
+{
+	struct mesh_field recipient = { frames->header_bytes, 8, 0, 0 };
+	__u8 digits[NUMBER_DIGITS];
+	__u64 sum = 0;
+
+	if (!frames->is_delimited)
+		return read_field(skb, offset, &recipient, id);
+	if (bpf_skb_load_bytes(skb, offset + frames->header_bytes, digits, sizeof(digits)))
+		return -1;
+	for (__u32 i = 0; i < sizeof(digits); i++)
+		sum = sum << 4 | (digits[i] <= '9' ? digits[i] - '0' : digits[i] - 'a' + 10);
+	*id = sum;
+	return 0;
 }
 
 /* Whether so many bytes more may be on their way to a destination. */
@@ -185,13 +286,78 @@ static __always_inline int has_room(struct mesh_framing *frames, struct mesh_mem
 	return on_the_way(tcp, pending) + bytes + BOUND_SKB_COST <= frames->member_bytes;
 }
 
+/* Whether user space wants the frames for a destination: the mesh itself, or a group. */
+static __always_inline int is_for_user_space(struct mesh_framing *frames, __u64 destination)
+{
+	return frames->passes && (!destination || destination >= frames->passed_from);
+}
+
+/* A frame on its way to user space. */
+struct passing {
+	struct __sk_buff *skb;
+	__u32 place;
+	__u32 offset;	/* of the frame in the skb */
+	__u32 bytes;
+	__u32 passed;	/* parts */
+};
+
+/* A turn of bpf_loop (Linux 5.17): of a plain loop, the verifier of 6.1 follows a million instructions. */
+static long pass_part(__u32 index, void *context)
+{
+	struct passing *frame = context;
+	__u32 done = index * MESH_SIZE_PART, last;
+	struct mesh_part *part;
+
+	if (done >= frame->bytes)
+		return 1;
+	part = bpf_ringbuf_reserve(&mesh_heard, sizeof(*part), 0);
+	if (!part)
+		return 1;
+	part->source = frame->place;
+	part->frame_bytes = frame->bytes;
+	part->offset = done;
+	part->reserved = 0;
+	last = frame->bytes - done - 1;
+	if (last >= MESH_SIZE_PART)
+		last = MESH_SIZE_PART - 1;
+	barrier_var(last);
+	if (last >= MESH_SIZE_PART ||
+	    bpf_skb_load_bytes(frame->skb, frame->offset + done, part->content, last + 1)) {
+		bpf_ringbuf_discard(part, 0);
+		return 1;
+	}
+	bpf_ringbuf_submit(part, 0);
+	frame->passed++;
+	return 0;
+}
+
+/* 0, or -1 if there is no room for the frame. */
+static __always_inline int pass(struct __sk_buff *skb, struct mesh_framing *frames, struct mesh_member *source,
+				__u32 place, __u32 offset, __u32 bytes)
+{
+	struct passing frame = { skb, place, offset, bytes, 0 };
+	__u32 parts = (bytes + MESH_SIZE_PART - 1) / MESH_SIZE_PART;
+	__u64 waiting = bpf_ringbuf_query(&mesh_heard, BPF_RB_AVAIL_DATA);
+
+	if (source->passed_parts - source->heard_parts + parts > frames->member_parts)
+		return -1;
+	/* Not more than begins may end: another CPU can only spoil it in between. */
+	if (waiting + parts * (sizeof(struct mesh_part) + BPF_RINGBUF_HDR_SZ) > MESH_SIZE_HEARD)
+		return -1;
+	bpf_loop(MESH_SIZE_PARTS, pass_part, &frame, 0);
+	if (frame.passed != parts)
+		return -1;
+	source->passed_frames++;
+	source->passed_parts += parts;
+	return 0;
+}
+
 SEC("sk_skb/stream_verdict")
 int mesh_verdict(struct __sk_buff *skb)
 {
 	struct mesh_framing *frames = framing();
-	__u32 place, offset = 0, bytes = 0, reason = MESH_REASON_UNKNOWN, role, is_notice;
+	__u32 place, offset = 0, bytes = 0, reason = MESH_REASON_UNKNOWN, role, is_own, is_notice = 0;
 	struct mesh_member *source = source_of(skb, &place), *target;
-	struct mesh_field recipient = { 0, 8, 0, 0 };
 	struct bpf_sock *socket;
 	__u64 destination = 0;
 	__u32 *target_place;
@@ -201,13 +367,22 @@ int mesh_verdict(struct __sk_buff *skb)
 	locate(skb, &offset, &bytes);
 	if (source->fault || bytes < frames->header_bytes)
 		return SK_DROP;
-	is_notice = source->role == MESH_NOTICES;
-	if (is_notice) {
-		recipient.offset = frames->header_bytes;
-		if (read_field(skb, offset, &recipient, &destination))
-			goto refused;
-	} else if (read_field(skb, offset, &frames->destination, &destination)) {
+	is_own = source->role == MESH_NOTICES;
+	if (read_field(skb, offset, &frames->destination, &destination))
 		goto refused;
+	if (is_own && !destination) {
+		is_notice = 1;
+		if (read_recipient(skb, offset, frames, &destination))
+			goto refused;
+	} else if (!is_own && is_for_user_space(frames, destination)) {
+		if (source->role == MESH_LEAVING)
+			goto refused;
+		if (pass(skb, frames, source, place, offset, bytes)) {
+			reason = MESH_REASON_FULL;
+			goto refused;
+		}
+		source->taken_bytes += bytes;
+		return SK_DROP;
 	}
 	target_place = bpf_map_lookup_elem(&mesh_by_id, &destination);
 	target = target_place ? bpf_map_lookup_elem(&mesh_members, target_place) : NULL;
@@ -246,7 +421,9 @@ refused:
 			source->full_frames++;
 		else
 			source->unknown_frames++;
-		report(source, place, reason, destination);
+		/* User space reads in the counters what has become of its own. */
+		if (!is_own)
+			report(source, place, reason, destination);
 	}
 	source->taken_bytes += bytes;
 	return SK_DROP;

@@ -11,7 +11,7 @@ struct mesh_field {
 	__u32 reserved;
 };
 
-/* How frames look, the same for all members; written once, before the first joins. */
+/* How frames look, the same for all members; written before the first joins. */
 struct mesh_framing {
 	struct mesh_field length;
 	struct mesh_field destination;
@@ -19,6 +19,29 @@ struct mesh_framing {
 	__u32 header_bytes;	/* up to the end of the later field: no frame is shorter */
 	__u32 most_bytes;	/* no frame is longer */
 	__u32 member_bytes;	/* what may be on its way to a member */
+	__u32 is_delimited;	/* 1: there is no length, and the first such byte behind the header ends a frame */
+	__u32 delimiter;
+	__u64 passed_from;	/* user space gets frames to this destination and those above, and to 0 */
+	__u32 passes;		/* 0: it gets none */
+	__u32 member_parts;	/* how many parts of one sender may wait there */
+};
+
+/*
+ * A part of a frame for user space. Several members' parts may alternate; those of one member follow one
+ * another. A frame whose parts end early was refused after all.
+ */
+enum mesh_size {
+	MESH_SIZE_PART = 1000,		/* with the other fields and the ring's header: 1 KiB */
+	MESH_SIZE_PARTS = 66,		/* of the longest frame, 64 KiB */
+	MESH_SIZE_HEARD = 1 << 20,	/* of the ring, in bytes */
+};
+
+struct mesh_part {
+	__u32 source;		/* place of the sender */
+	__u32 frame_bytes;
+	__u32 offset;		/* of the part in the frame */
+	__u32 reserved;
+	__u8 content[MESH_SIZE_PART];	/* what the frame does not fill is undefined */
 };
 
 /* What a place in the table of members is. */
@@ -27,7 +50,7 @@ enum mesh_role {
 	MESH_NEWCOMER,	/* a member that has not got its first notice: nothing else goes to it */
 	MESH_MEMBER,
 	MESH_LEAVING,	/* nothing more goes to it */
-	MESH_NOTICES,	/* user space's own socket: what comes from it names the receiver behind the header */
+	MESH_NOTICES,	/* user space's own socket: its frames to 0 name the receiver behind the header */
 };
 
 /* What happened to a frame, or to a member for good. */
@@ -55,7 +78,9 @@ struct mesh_member {
 	__u64 full_frames;	/* refused: too much on the way to the destination */
 	__u64 unreported;	/* records that did not fit the ring */
 	__u32 fault;		/* MESH_REASON_TOO_LONG or MESH_REASON_TOO_SHORT, for good */
-	__u32 reserved[5];
+	__u32 searched;		/* bytes of the frame at hand that have no delimiter */
+	__u64 passed_frames;	/* for user space */
+	__u64 passed_parts;	/* of these */
 
 	/* Written by every CPU that sends something to the member, by atomic operations. */
 	__u64 redirected;	/* bytes handed to the member */
@@ -66,7 +91,9 @@ struct mesh_member {
 	__u32 role;		/* enum mesh_role */
 	__u32 write_base;	/* write_seq when it joined */
 	__u32 read_base;	/* copied_seq when it joined */
-	__u32 reserved_line[7];
+	__u32 reserved_word;
+	__u64 heard_parts;	/* of passed_parts, those that user space has done with */
+	__u32 reserved_line[4];
 };
 
 _Static_assert(sizeof(struct mesh_member) == 128, "no padding");

@@ -518,9 +518,14 @@ pub struct MeshFraming {
     pub header_bytes: u32,
     pub most_bytes: u32,
     pub member_bytes: u32,
+    pub is_delimited: u32,
+    pub delimiter: u32,
+    pub passed_from: u64,
+    pub passes: u32,
+    pub member_parts: u32,
 }
 
-const _: () = assert!(size_of::<MeshFraming>() == 48);
+const _: () = assert!(size_of::<MeshFraming>() == 72);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for MeshFraming {}
@@ -538,6 +543,22 @@ const _: () = assert!(size_of::<MeshRecord>() == 16);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for MeshRecord {}
+
+/// `struct mesh_part`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct MeshPart {
+    pub source: u32,
+    pub frame_bytes: u32,
+    pub offset: u32,
+    pub _reserved: u32,
+    pub content: [u8; 1000],
+}
+
+const _: () = assert!(size_of::<MeshPart>() == 1016);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for MeshPart {}
 
 /// `struct mesh_inspection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -818,14 +839,18 @@ pub struct MeshMember {
     pub full_frames: AtomicU64,
     pub unreported: AtomicU64,
     pub fault: AtomicU32,
-    pub _reserved: [AtomicU32; 5],
+    pub searched: AtomicU32,
+    pub passed_frames: AtomicU64,
+    pub passed_parts: AtomicU64,
     pub redirected: AtomicU64,
     pub received_frames: AtomicU64,
     pub notices: AtomicU64,
     pub role: AtomicU32,
     pub write_base: AtomicU32,
     pub read_base: AtomicU32,
-    pub _reserved_line: [AtomicU32; 7],
+    pub _reserved_word: AtomicU32,
+    pub heard_parts: AtomicU64,
+    pub _reserved_line: [AtomicU32; 4],
 }
 
 const _: () = assert!(size_of::<MeshMember>() == 128);
@@ -1123,6 +1148,14 @@ pub mod mesh_role {
     pub const MEMBER: u32 = 2;
     pub const LEAVING: u32 = 3;
     pub const NOTICES: u32 = 4;
+}
+
+/// `enum mesh_size`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod mesh_size {
+    pub const PART: u32 = 1000;
+    pub const PARTS: u32 = 66;
+    pub const HEARD: u32 = 1048576;
 }
 
 /// `enum mesh_reason`.

@@ -441,6 +441,7 @@ fn ended(service: &Service, one: &Forwarded, of: Option<(Arc<Backend>, Arc<str>)
         peer: None,
         target: &one.server,
         server_name: None,
+        name: None,
         backend: of.as_ref().map(|(backend, _)| backend.name()),
         server: of.as_ref().map(|(_, server)| &**server),
         engine: Some(EngineName::Segment.as_str()),

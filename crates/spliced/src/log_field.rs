@@ -18,6 +18,7 @@ pub(crate) enum Field {
     Peer,
     Target,
     ServerName,
+    Name,
     Backend,
     Server,
     Engine,
@@ -36,7 +37,7 @@ pub(crate) enum Field {
 
 impl Field {
     /// All fields by their names, in the order in which a line has them.
-    pub(crate) const ALL: [(&'static str, Self); 24] = [
+    pub(crate) const ALL: [(&'static str, Self); 25] = [
         ("time", Self::Time),
         ("event", Self::Event),
         ("id", Self::Id),
@@ -47,6 +48,7 @@ impl Field {
         ("peer", Self::Peer),
         ("target", Self::Target),
         ("server_name", Self::ServerName),
+        ("name", Self::Name),
         ("backend", Self::Backend),
         ("server", Self::Server),
         ("engine", Self::Engine),

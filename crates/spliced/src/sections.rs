@@ -111,11 +111,22 @@ const RUN_SIGNALS: Section = Section {
 
 const MESH_SIGNALS: Section = Section {
     title: "Signals",
-    entries: &[Entry::Item(
-        "SIGTERM, SIGINT",
-        "Stop accepting. Each member still gets what is on its way to it, and has 5 seconds to close its side. A \
-         second signal ends the mesh at once. It counts from one second after the first.",
-    )],
+    entries: &[
+        Entry::Item(
+            "SIGTERM, SIGINT",
+            "Stop accepting. Each member still gets what is on its way to it, and has 5 seconds to close its side. A \
+             second signal ends the mesh at once. It counts from one second after the first.",
+        ),
+        Entry::Item(
+            "SIGHUP",
+            "Read the token file again. If that fails, the tokens from before stay valid. Without a token file it does \
+             the same as SIGUSR1, or SIGTERM where there is a terminal.",
+        ),
+        Entry::Item(
+            "SIGUSR1",
+            "Open the access log again, and log what has gone through the mesh so far.",
+        ),
+    ],
 };
 
 const ADOPT_SIGNALS: Section = Section {
@@ -208,7 +219,10 @@ const MESH_EXIT_STATUS: Section = Section {
 const MESH_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[
-        Entry::Item("CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON", "always."),
+        Entry::Item(
+            "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON",
+            "for the engine sockmap. Without them, auto moves the frames in user space and logs why.",
+        ),
         PORTS,
     ],
 };

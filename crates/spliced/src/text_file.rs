@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Error, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, open};
@@ -20,12 +21,36 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<String> {
 /// # Errors
 /// If it cannot be read, is not a regular file, or longer.
 pub(crate) fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    read_if(path, most, |_| Ok(()))
+}
+
+/// The same for a secret.
+///
+/// # Errors
+/// Also if other users may read or change it.
+pub(crate) fn read_private(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    read_if(path, most, |file| match file.mode() & 0o077 {
+        0 => Ok(()),
+        _ => Err(Error::other(format!(
+            "other users may use it, its mode is {:o}; run chmod 600",
+            file.mode() & 0o7777
+        ))),
+    })
+}
+
+fn read_if(
+    path: &Path,
+    most: u64,
+    may: impl Fn(&Metadata) -> io::Result<()>,
+) -> io::Result<Vec<u8>> {
     // To open a device may already do something, as with a tape or a watchdog.
     suits(&fs::metadata(path)?, most)?;
     // In case another file is there by now: a FIFO waits for a writer otherwise.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(open(path, flags, Mode::empty())?);
-    suits(&file.metadata()?, most)?;
+    let metadata = file.metadata()?;
+    suits(&metadata, most)?;
+    may(&metadata)?;
     let mut bytes = Vec::new();
     file.take((most << 20) + 1).read_to_end(&mut bytes)?;
     bounded(bytes.len() as u64, most)?;

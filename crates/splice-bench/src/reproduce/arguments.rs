@@ -115,8 +115,9 @@ pub(crate) struct Mesh {
     pub(crate) spliced: PathBuf,
 
     /// Number of members
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=64))]
-    pub(crate) members: u16,
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2, 16, 64],
+          value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub(crate) members: Vec<u16>,
 
     /// Bytes of a frame with its header, from 16 to 65536
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_frame,

@@ -10,6 +10,9 @@ use super::framing::Framing;
 /// The bookkeeping of one skb, in bytes.
 pub(super) const SKB_COST: u64 = bound_cost::SKB_COST as u64;
 
+/// What notices may need beyond the bound of a member, in bytes: a member that is full is told, too.
+pub(super) const NOTICE_RESERVE: u64 = 64 << 10;
+
 /// The most members that a mesh can be made for. The kernel creates a map of sockets with all of its entries, and this
 /// is as many as one address has ports.
 const MOST_MEMBERS: u32 = 65_535;
@@ -28,7 +31,12 @@ pub struct Bounds {
 impl Bounds {
     /// Whether a mesh can keep them.
     pub(super) fn check(&self, framing: &Framing) -> Result<()> {
-        let least = u64::from(framing.most_bytes()) + SKB_COST;
+        let least = match framing.delimiter() {
+            None => u64::from(framing.most_bytes()) + SKB_COST,
+            // The parser keeps the packets of a frame whose end it does not know, and each may have one byte. (It leaves the
+            // rest of a frame with a length in the receive queue, where packets are merged.)
+            Some(_) => u64::from(framing.most_bytes()) * (SKB_COST + 1),
+        };
         let refused = if u64::from(self.member_bytes) < least {
             format!(
                 "{} bytes on the way to a member are less than one frame needs; allow {least}",

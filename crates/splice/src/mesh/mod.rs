@@ -1,8 +1,10 @@
 //! A mesh: sockets that send frames to one another, which the kernel delivers.
 //!
 //! Each frame has a header with its length and its destination, the id of a member ([`Framing`]). User space
-//! takes members in and lets them go, and answers what cannot be delivered with a [`Notice`]; it reads and
-//! writes no frame. A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when its descriptor is readable,
+//! takes members in and lets them go, and answers what cannot be delivered with a [`Notice`]; with the engine `sockmap` it
+//! reads and writes no frame, but for those to the mesh itself and to groups, if the program asks for them ([`Mesh::hear`]).
+//! Where the kernel or the rights do not allow that, [`Mesh::create`] has user space move the frames (engine `copy`), and
+//! [`Mesh::why_copy`] says why. A [`Mesh`] has no thread: the program calls [`Mesh::turn`] when its descriptor is readable,
 //! and at least every [`Mesh::pace`].
 //!
 //! ```no_run
@@ -27,19 +29,25 @@
 //! ```
 
 mod bounds;
+mod copying;
+mod engine;
 mod event;
 mod framing;
+mod heard;
 mod link;
 mod member;
 mod notice;
+mod places;
+mod program;
+mod reader;
+mod stream;
 mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::io::Write as _;
 use std::mem;
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -47,17 +55,21 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown, sockopt};
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
+use splice_base::socket_option::is_closed;
 use splice_bpf::types::{mesh_reason, mesh_role};
 
 pub use self::bounds::Bounds;
 pub use self::event::{Event, Refusal};
-pub use self::framing::{Field, Framing, LONGEST_FRAME, Length};
+pub use self::framing::{Fault, Field, Framing, LONGEST_FRAME, Length};
 pub use self::member::{Departure, MemberCounters};
 pub use self::notice::{Code, Notice};
+pub use self::reader::FrameReader;
 
-use self::link::link;
-use self::member::{Member, Phase};
-use self::tables::Tables;
+use self::bounds::NOTICE_RESERVE;
+use self::copying::Change;
+use self::engine::Engine;
+use self::member::{Member, Phase, Standing, Step, acknowledged_base};
+use crate::name::{EngineChoice, EngineName};
 
 /// How often the mesh looks after members that leave or wait for a notice.
 const SOON: Duration = Duration::from_millis(5);
@@ -65,81 +77,81 @@ const SOON: Duration = Duration::from_millis(5);
 /// How often it looks for incomplete frames, at most and at least, in parts of the time they have.
 const RARELY: Duration = Duration::from_secs(1);
 
-/// How long the last segment of a stream may be on its way to the verdict. The parser works in a queue when
-/// the process has locked the socket (`strp_data_ready`).
-const SETTLE: Duration = Duration::from_millis(500);
-
-/// How long a member that leaves may take to receive what is on its way, and to close its side.
-const LEAVE: Duration = Duration::from_secs(5);
-
-/// What notices may need beyond the bound of a member, in bytes: a member that is full is told, too.
-const NOTICE_RESERVE: u64 = 64 << 10;
-
-/// The token of the ring in the epoll instance. No member has this id.
-const RING: u64 = 0;
+/// The token of the engine's own descriptor in the epoll instance. No member has this id.
+const ENGINE: u64 = 0;
 
 /// Sockets that send frames to one another.
 pub struct Mesh {
     framing: Framing,
     bounds: Bounds,
-    tables: Tables,
+    engine: Engine,
+    why_copy: Option<Error>,
     members: BTreeMap<u64, Member>,
     /// By place, the id that has it.
     ids: BTreeMap<u32, u64>,
     epoll: OwnedFd,
     next_id: u64,
-    /// What is written here goes to the member that it names.
-    notices: TcpStream,
-    _notices_source: TcpStream,
     last_look: Instant,
     /// What was found out between two turns.
     events: Vec<Event>,
+    /// Ids that were used a moment ago, and must not be given again yet.
+    resting: VecDeque<(Instant, u64)>,
+    /// From this destination on, frames go to the program, as those to 0 do.
+    passed_from: Option<u64>,
+    /// Frames for the program that have left the ring, and their senders. It is not emptied while there are some.
+    heard: VecDeque<(u64, Vec<u8>)>,
 }
 
 impl Mesh {
-    /// A mesh without members.
+    /// A mesh without members. The kernel delivers its frames, or user space if that cannot be
+    /// ([`why_copy`](Self::why_copy)).
     ///
     /// # Errors
-    /// [`ErrorKind::EngineRefused`] if it cannot keep the bounds, [`ErrorKind::BpfRefused`] with the reason and the remedy
-    /// if the kernel does not take the programs.
+    /// [`ErrorKind::EngineRefused`] if it cannot keep the bounds.
     pub fn create(framing: Framing, bounds: Bounds) -> Result<Self> {
+        Self::create_by(EngineChoice::Auto, framing, bounds)
+    }
+
+    /// A mesh without members, with an engine by name: `sockmap` or `copy`.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and if no mesh has this engine. With `sockmap`, [`ErrorKind::BpfRefused`] with the
+    /// reason and the remedy if the kernel does not take the programs, and [`ErrorKind::EngineRefused`] if it loses frames.
+    pub fn create_by(choice: EngineChoice, framing: Framing, bounds: Bounds) -> Result<Self> {
         bounds.check(&framing)?;
-        let mut tables = Tables::load(&framing, bounds.members, bounds.member_bytes)?;
-        let (notices, source) =
-            link().context("cannot make the mesh's own connection over loopback")?;
-        let now = Instant::now();
-        let place = tables.claim(now).ok_or_else(table_full)?;
-        tables
-            .at(place)
-            .role
-            .store(mesh_role::NOTICES, Ordering::Release);
-        let cookie =
-            sockopt::socket_cookie(&source).context("cannot get the cookie of a socket")?;
-        tables
-            .add_source(cookie, place, source.as_fd())
-            .context("the kernel does not take the mesh's own connection")?;
+        let (engine, why_copy) = Engine::choose(choice, &framing, &bounds)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .context("cannot create an epoll instance")?;
-        epoll::add(
-            &epoll,
-            &tables,
-            epoll::EventData::new_u64(RING),
-            epoll::EventFlags::IN,
-        )
-        .context("cannot watch the ring of the mesh")?;
+        if let Some(own) = engine.descriptor() {
+            let token = epoll::EventData::new_u64(ENGINE);
+            epoll::add(&epoll, own, token, epoll::EventFlags::IN)
+                .context("cannot watch the ring of the mesh")?;
+        }
         Ok(Self {
             framing,
             bounds,
-            tables,
+            engine,
+            why_copy,
             members: BTreeMap::new(),
             ids: BTreeMap::new(),
             epoll,
             next_id: 1,
-            notices,
-            _notices_source: source,
-            last_look: now,
+            last_look: Instant::now(),
             events: Vec::new(),
+            resting: VecDeque::new(),
+            passed_from: None,
+            heard: VecDeque::new(),
         })
+    }
+
+    /// What moves the frames.
+    pub fn engine(&self) -> EngineName {
+        self.engine.name()
+    }
+
+    /// Why the kernel does not move the frames, though nobody has asked for another engine.
+    pub fn why_copy(&self) -> Option<&Error> {
+        self.why_copy.as_ref()
     }
 
     /// Takes a connected TCP socket in, whose bytes nobody has read or will read. Returns its id. Its first frame
@@ -149,16 +161,22 @@ impl Mesh {
     /// [`ErrorKind::EngineRefused`] if the mesh is full or the ids are used up,
     /// [`ErrorKind::UnsupportedSocket`] if the kernel does not take the socket, or it is a member already.
     pub fn join(&mut self, socket: impl Into<OwnedFd>) -> Result<u64> {
-        let socket = socket.into();
-        if self.members.len() >= self.bounds.members as usize {
-            return Err(table_full());
-        }
         let id = self.next_id;
-        if id > self.framing.most_ids() {
+        if !self.can_name(id) {
             return Err(Error::new(
                 ErrorKind::EngineRefused,
                 "all ids that the destination field can name have been used; use a wider field",
             ));
+        }
+        self.enter(socket.into(), id)?;
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    fn enter(&mut self, socket: OwnedFd, id: u64) -> Result<()> {
+        let socket = Arc::new(socket);
+        if self.members.len() >= self.bounds.members as usize {
+            return Err(table_full());
         }
         // The parser gives a socket up whose buffer is smaller than a frame (`__strp_recv`).
         let buffer = sockopt::socket_recv_buffer_size(&socket)
@@ -174,7 +192,7 @@ impl Mesh {
         }
         let cookie =
             sockopt::socket_cookie(&socket).context("cannot get the cookie of a socket")?;
-        if self.tables.has(cookie) {
+        if self.engine.has(cookie) {
             return Err(Error::new(
                 ErrorKind::UnsupportedSocket,
                 "the socket is a member of the mesh already; give it another one",
@@ -182,52 +200,49 @@ impl Mesh {
         }
         // What a member has reported that has left must not count for the next one at its place.
         self.read_records();
-        let place = self.tables.claim(Instant::now()).ok_or_else(table_full)?;
+        self.take_heard();
+        let base = acknowledged_base(&socket);
+        let place = (self.engine.places_mut().claim(Instant::now())).ok_or_else(table_full)?;
         if let Err(errno) = self.add(id, cookie, place, &socket) {
             // The caller may have another descriptor, which would keep it watched.
             let _ = epoll::delete(&self.epoll, &socket);
-            self.tables.remove(id, cookie);
-            self.tables.give_back(place, Instant::now());
+            self.engine.remove(id, cookie);
+            self.engine.places_mut().give_back(place, Instant::now());
             return Err(Error::new(
                 ErrorKind::UnsupportedSocket,
                 "the kernel does not take the socket into the mesh; give it a TCP connection that is open",
             )
             .with_source(errno));
         }
-        self.next_id += 1;
         self.ids.insert(place, id);
-        let mut member = Member::new(socket, cookie, place);
+        let mut member = Member::new(socket, cookie, place, base);
         member.note(Code::Welcome, 0, 0);
         self.members.insert(id, member);
         self.send_notices(id);
-        Ok(id)
+        Ok(())
     }
 
     fn add(
-        &self,
+        &mut self,
         id: u64,
         cookie: u64,
         place: u32,
-        socket: &OwnedFd,
+        socket: &Arc<OwnedFd>,
     ) -> std::result::Result<(), Errno> {
         // A notice must not wait for the acknowledgement of another.
         sockopt::set_tcp_nodelay(socket, true)?;
-        self.tables.add_target(id, socket.as_fd())?;
-        let entry = self.tables.at(place);
-        let start = self.tables.inspect(id).ok_or(Errno::NOTCONN)?;
+        self.engine.add_target(id, place, socket)?;
+        let start = self.engine.inspect(id).ok_or(Errno::NOTCONN)?;
+        let entry = self.engine.places().at(place);
         entry.write_base.store(start.write_seq, Ordering::Relaxed);
         entry.read_base.store(start.copied_seq, Ordering::Relaxed);
         entry.role.store(mesh_role::NEWCOMER, Ordering::Release);
-        self.tables.open(id, place)?;
-        let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        self.engine.open(id, place)?;
+        let flags = self.engine.flags();
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(id), flags)?;
-        self.tables.add_source(cookie, place, socket.as_fd())?;
+        (self.engine).add_source(id, cookie, place, socket.as_fd())?;
         // What has come before waits in the queue until something asks for it.
-        let _ = recv(
-            socket,
-            &mut [0u8; 1][..],
-            RecvFlags::PEEK | RecvFlags::DONTWAIT,
-        );
+        look_into(socket);
         Ok(())
     }
 
@@ -245,20 +260,23 @@ impl Mesh {
     pub fn counters(&self, id: u64) -> Option<MemberCounters> {
         self.members
             .get(&id)
-            .map(|member| self.tables.counted(member.place))
+            .map(|member| self.engine.places().counted(member.place))
     }
 
     /// Kernel memory on its way to a member, in bytes; `None` if there is no such member.
     pub fn on_the_way_bytes(&self, id: u64) -> Option<u64> {
         let member = self.members.get(&id)?;
-        self.tables.on_the_way_bytes(id, member.place)
+        self.engine.on_the_way_bytes(id, member.place)
     }
 
     /// The longest time between two turns.
     pub fn pace(&self) -> Duration {
-        match self.members.values().any(Member::is_busy) {
-            true => SOON,
-            false => self.rarely(),
+        if self.engine.has_work() || !self.heard.is_empty() {
+            Duration::ZERO
+        } else if self.members.values().any(Member::is_busy) {
+            SOON
+        } else {
+            self.rarely()
         }
     }
 
@@ -280,20 +298,21 @@ impl Mesh {
             Err(Errno::INTR) => 0,
             seen => seen.context("cannot wait for the mesh")?,
         };
+        let seen = buffer.into_iter().take(seen);
+        let mut changes = Vec::new();
+        for event in seen.filter(|event| event.data.u64() != ENGINE) {
+            let id = event.data.u64();
+            let flags = event.flags;
+            changes.extend(self.engine.note(id, flags).map(|change| (id, change)));
+        }
+        changes.extend(self.engine.move_frames());
         self.read_records();
         let mut events = mem::take(&mut self.events);
         let now = Instant::now();
-        for event in buffer.into_iter().take(seen) {
-            let id = event.data.u64();
-            if id == RING {
-                continue;
-            }
-            let flags = event.flags;
-            if flags.contains(epoll::EventFlags::ERR) {
-                self.remove(id, Departure::Reset, &mut events);
-            } else if flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP)
-                && let Some(member) = self.members.get_mut(&id)
-            {
+        for (id, change) in changes {
+            if change == Change::Failed {
+                self.take(id, Step::Abandon(Departure::Reset), &mut events);
+            } else if let Some(member) = self.members.get_mut(&id) {
                 member.has_ended = true;
                 if member.phase == Phase::Staying {
                     member.phase = Phase::Ended { since: now };
@@ -316,7 +335,7 @@ impl Mesh {
     }
 
     fn read_records(&mut self) {
-        for record in self.tables.take_records() {
+        for record in self.engine.take_records() {
             let Some(id) = self.ids.get(&record.source).copied() else {
                 continue;
             };
@@ -354,7 +373,8 @@ impl Mesh {
                 since: Instant::now(),
                 why,
             };
-            self.tables
+            self.engine
+                .places()
                 .at(member.place)
                 .role
                 .store(mesh_role::LEAVING, Ordering::Release);
@@ -363,63 +383,55 @@ impl Mesh {
 
     fn look_after(&mut self, id: u64, now: Instant, events: &mut Vec<Event>) {
         self.send_notices(id);
-        let Some(seen) = self.tables.inspect(id) else {
-            return self.remove(id, Departure::Reset, events);
-        };
+        let seen = self.engine.inspect(id);
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
-        let entry = self.tables.at(member.place);
-        let taken = entry.taken_bytes.load(Ordering::Relaxed);
-        let come = seen
-            .rcv_nxt
-            .wrapping_sub(entry.read_base.load(Ordering::Relaxed));
+        let Some(seen) = seen else {
+            let why = match member.phase {
+                // Both sides have ended.
+                Phase::Lingering { why, .. } if member.has_ended => Step::Close(why),
+                _ => Step::Abandon(Departure::Reset),
+            };
+            return self.take(id, why, events);
+        };
+        let places = self.engine.places();
+        let entry = places.at(member.place);
+        let taken_bytes = entry.taken_bytes.load(Ordering::Relaxed);
+        let read_base = entry.read_base.load(Ordering::Relaxed);
         // The end of the stream has a sequence number, too.
-        let is_whole = come.wrapping_sub(u32::from(member.has_ended)) == taken as u32;
-        match member.phase {
-            Phase::Staying if is_whole => member.incomplete = None,
-            Phase::Staying => match member.incomplete {
-                Some((since, before)) if before == taken => {
-                    // The kernel's parser now and then leaves whole frames in the queue until the next segment, which
-                    // may never come. A look there has it go on (tcp_bpf_recvmsg_parser, Linux 6.4 on); there is nothing
-                    // to read, since no frame is passed.
-                    let _ = recv(
-                        &member.socket,
-                        &mut [0],
-                        RecvFlags::PEEK | RecvFlags::DONTWAIT,
-                    );
-                    if now.saturating_duration_since(since) >= self.bounds.frame_timeout {
-                        member.note(Code::Incomplete, 0, 1);
-                        self.drain(id, Departure::Incomplete);
-                    }
-                }
-                _ => member.incomplete = Some((now, taken)),
-            },
-            Phase::Ended { .. } if is_whole => self.drain(id, Departure::EndOfStream),
-            Phase::Ended { since } if now.saturating_duration_since(since) >= SETTLE => {
-                self.drain(id, Departure::WithinFrame);
+        let come = (seen.rcv_nxt.wrapping_sub(read_base)).wrapping_sub(member.has_ended.into());
+        let standing = Standing {
+            taken_bytes,
+            is_whole: come == taken_bytes as u32,
+            is_heard: entry.passed_frames.load(Ordering::Relaxed) == member.heard_frames,
+            is_written: entry.notices.load(Ordering::Relaxed) == member.notices_sent
+                && places.handed(member.place) == seen.write_seq
+                && seen.queued_skbs == 0,
+            is_closed: is_closed(&member.socket).unwrap_or(true),
+        };
+        let step = member.step(&standing, self.bounds.frame_timeout, now);
+        self.take(id, step, events);
+    }
+
+    fn take(&mut self, id: u64, step: Step, events: &mut Vec<Event>) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        match step {
+            Step::Nothing => {}
+            // The kernel's parser now and then leaves whole frames in the queue until the next segment, which may never
+            // come, least of all after the end of the stream. A look there has it go on (`tcp_bpf_recvmsg_parser`, Linux
+            // 6.4 on); there is nothing to read, since no frame is passed.
+            Step::Look => look_into(&member.socket),
+            Step::Drain(why) => self.drain(id, why),
+            // Closing it with something unread would reset the connection, and what was just sent could be lost. The
+            // parser leaves the part of a frame in the queue (`need_bytes`, strp_data_ready).
+            Step::EndStream => {
+                let _ = shutdown(&member.socket, Shutdown::Write);
             }
-            Phase::Ended { .. } => {}
-            Phase::Draining { since, why } => {
-                let handed = self.tables.handed(member.place);
-                let is_told = member.pending.is_empty()
-                    && entry.notices.load(Ordering::Relaxed) == member.notices_sent;
-                let is_late = now.saturating_duration_since(since) >= LEAVE;
-                if is_late || (is_told && handed == seen.write_seq && seen.queued_skbs == 0) {
-                    if member.has_ended || is_late {
-                        self.remove(id, why, events);
-                    } else {
-                        // Closing it with something unread would reset the connection and lose the notice.
-                        let _ = shutdown(&member.socket, Shutdown::Write);
-                        member.phase = Phase::Lingering { since: now, why };
-                    }
-                }
-            }
-            Phase::Lingering { since, why } => {
-                if member.has_ended || now.saturating_duration_since(since) >= LEAVE {
-                    self.remove(id, why, events);
-                }
-            }
+            Step::Close(why) => self.remove(id, why, false, events),
+            Step::Abandon(why) => self.remove(id, why, true, events),
         }
     }
 
@@ -429,53 +441,44 @@ impl Mesh {
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
-        let entry = self.tables.at(member.place);
-        let unreported = entry.unreported.load(Ordering::Relaxed);
-        if unreported > member.told_unreported {
-            let frames = u32::try_from(unreported - member.told_unreported).unwrap_or(u32::MAX);
-            member.told_unreported = unreported;
-            member.note(Code::Refused, 0, frames);
-        }
-        if member.pending.is_empty()
+        let entry = self.engine.places().at(member.place);
+        member.note_unreported(entry.unreported.load(Ordering::Relaxed));
+        if !member.has_to_be_told()
             || entry.notices.load(Ordering::Relaxed) != member.notices_sent
             || room > u64::from(self.bounds.member_bytes) + NOTICE_RESERVE
         {
             return;
         }
-        while let Some((&(code, destination), &frames)) = member.pending.first_key_value() {
-            let notice = Notice {
-                receiver: id,
-                code,
-                frames,
-                destination,
-            };
-            // The kernel takes it out of the connection while it is being sent, so there is always room.
-            match self.notices.write_all(&notice.to_frame(&self.framing)) {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!("the mesh cannot send a notice: {error}");
-                    return;
-                }
+        while let Some(notice) = member.first_notice(id) {
+            if let Err(error) = self.engine.notify(id, &notice.to_frame(&self.framing)) {
+                tracing::warn!("the mesh cannot send a notice: {error}");
+                return;
             }
-            member.pending.pop_first();
-            member.notices_sent += 1;
+            member.sent_notice();
         }
     }
 
-    fn remove(&mut self, id: u64, why: Departure, events: &mut Vec<Event>) {
+    fn remove(&mut self, id: u64, why: Departure, loses: bool, events: &mut Vec<Event>) {
         let Some(member) = self.members.remove(&id) else {
             return;
         };
-        self.tables
+        self.engine
+            .places()
             .at(member.place)
             .role
             .store(mesh_role::NOBODY, Ordering::Release);
         // The caller may have another descriptor, which would keep it watched.
         let _ = epoll::delete(&self.epoll, &member.socket);
-        self.tables.remove(id, member.cookie);
-        let counters = self.tables.counted(member.place);
+        self.engine.remove(id, member.cookie);
+        // Behind the removal, when the engine takes nothing more for it.
+        let mut counters = self.engine.places().counted(member.place);
+        if loses {
+            counters.lost_bytes = member.lost_bytes(counters.received_bytes);
+        }
         self.ids.remove(&member.place);
-        self.tables.give_back(member.place, Instant::now());
+        let now = Instant::now();
+        self.engine.places_mut().give_back(member.place, now);
+        self.resting.push_back((now, id));
         events.push(Event::Left {
             member: id,
             why,
@@ -498,6 +501,11 @@ impl fmt::Debug for Mesh {
             .field("members", &self.members.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Has the kernel look whether there is something to read.
+fn look_into(socket: &OwnedFd) {
+    let _ = recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
 }
 
 fn table_full() -> Error {

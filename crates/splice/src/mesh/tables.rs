@@ -1,27 +1,38 @@
-//! The programs and maps of one mesh, and which places of its table are taken.
+//! The engine `sockmap`: the programs and maps of one mesh.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::mem;
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use splice_base::error::{Error, ErrorKind, Result};
+use rustix::net::sockopt;
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::obstacle::Obstacle;
 use splice_base::release::{FULL_TARGETS, PARSER_COUNTS, Release};
-use splice_bpf::types::{MeshInspection, MeshMember, MeshRecord, mesh_role};
-use splice_bpf::{Map, Object, Program, RingBuffer, SharedArray, load, objects};
+use splice_bpf::types::{
+    MeshFraming, MeshInspection, MeshPart, MeshRecord, mesh_reason, mesh_role,
+};
+use splice_bpf::{Map, Object, Program, RingBuffer, load, objects};
 
-use super::bounds::SKB_COST;
 use super::framing::Framing;
-use super::member::MemberCounters;
+use super::heard::{Heard, MEMBER_PARTS};
+use super::link::link;
+use super::places::{Entries, Places};
 
 /// Reports that wait for user space, in bytes: some ten thousand. What does not fit is counted.
 const RECORDS_BYTES: u32 = 256 << 10;
 
-/// How long a place stays unused after its member has left: a verdict that has found the member may still
-/// count there, for microseconds.
-const REST_OF_PLACE: Duration = Duration::from_millis(20);
+/// How long the kernel may take for the verdict on a frame of user space. It has it before write(2) returns,
+/// unless ksoftirqd has to do it, which waits for a CPU.
+const VERDICT: Duration = Duration::from_secs(5);
+
+/// The pause between two looks for that verdict.
+const LOOK: Duration = Duration::from_micros(50);
 
 /// Refuses a kernel that is known to lose or double frames.
 fn refuse_lossy(release: Option<Release>) -> Result<()> {
@@ -41,21 +52,30 @@ pub(super) struct Tables {
     sources: Map,
     by_cookie: Map,
     by_id: Map,
-    members: SharedArray<MeshMember>,
+    pub(super) places: Places,
+    framings: Map,
     records: Map,
     ring: RingBuffer,
+    heard: Map,
+    heard_ring: RingBuffer,
     inspect: Program,
-    unused: u32,
-    free: VecDeque<(Instant, u32)>,
+    /// What is written here goes to the member that it names.
+    notices: TcpStream,
+    notices_source: TcpStream,
+    notices_place: u32,
+    /// What was written there, in bytes.
+    written_bytes: u64,
+    /// Frames for user space, as far as they have come, by the places of their senders.
+    partial: HashMap<u32, Vec<u8>>,
 }
 
 impl Tables {
     /// For so many members.
     pub(super) fn load(framing: &Framing, members: u32, member_bytes: u32) -> Result<Self> {
         refuse_lossy(Release::here())?;
-        // One more is the mesh's own socket; and as many again may rest.
-        Self::load_object(2 * members + 1)
-            .and_then(|object| Self::of(&object, framing, member_bytes))
+        let ends = link().context("cannot make the mesh's own connection over loopback")?;
+        let mut tables = Self::load_object(Places::needed(members))
+            .and_then(|object| Self::of(&object, framing, member_bytes, ends))
             .map_err(|error| {
                 let obstacle = Obstacle::of_bpf(&error);
                 Error::new(
@@ -63,7 +83,9 @@ impl Tables {
                     format!("the mesh cannot be set up: {}", obstacle.reason),
                 )
                 .with_remedy(obstacle.remedy)
-            })
+            })?;
+        tables.open_notices()?;
+        Ok(tables)
     }
 
     fn load_object(places: u32) -> Result<Object> {
@@ -81,119 +103,118 @@ impl Tables {
         })
     }
 
-    fn of(object: &Object, framing: &Framing, member_bytes: u32) -> Result<Self> {
+    fn of(
+        object: &Object,
+        framing: &Framing,
+        member_bytes: u32,
+        (notices, notices_source): (TcpStream, TcpStream),
+    ) -> Result<Self> {
         let sources = object.map("mesh_sources")?;
         object.attach_to_map("mesh_parser", &sources)?;
         object.attach_to_map("mesh_verdict", &sources)?;
-        object
-            .map("mesh_framings")?
+        let heard = object.map("mesh_heard")?;
+        let framings = object.map("mesh_framings")?;
+        framings
             .update(&0u32, &framing.as_entry(member_bytes))
-            .map_err(|errno| Error::system("cannot write the framing of the mesh", errno))?;
+            .map_err(cannot_write_framing)?;
         let records = object.map("mesh_records")?;
         Ok(Self {
             targets: object.map("mesh_targets")?,
             sources,
             by_cookie: object.map("mesh_by_cookie")?,
             by_id: object.map("mesh_by_id")?,
-            members: object.map("mesh_members")?.share_values()?,
+            places: Places::new(Entries::Shared(object.map("mesh_members")?.share_values()?)),
             ring: records.consume()?,
             records,
+            heard_ring: heard.consume()?,
+            heard,
+            framings,
             inspect: object.program("mesh_inspect")?,
-            unused: 0,
-            free: VecDeque::new(),
+            notices,
+            notices_source,
+            notices_place: 0,
+            written_bytes: 0,
+            partial: HashMap::new(),
         })
     }
 
-    /// A place with all counters at zero; `None` if all are taken.
-    pub(super) fn claim(&mut self, now: Instant) -> Option<u32> {
-        let place = match self.free.front() {
-            Some((since, place)) if now.saturating_duration_since(*since) >= REST_OF_PLACE => {
-                let place = *place;
-                self.free.pop_front();
-                place
-            }
-            _ if (self.unused as usize) < self.members.len() => {
-                self.unused += 1;
-                self.unused - 1
-            }
-            _ => return None,
+    /// Has frames to destination 0, and to those from `first` on, left to user space.
+    pub(super) fn pass(&self, framing: &Framing, member_bytes: u32, first: u64) -> Result<()> {
+        let entry = MeshFraming {
+            passes: 1,
+            passed_from: first,
+            member_parts: MEMBER_PARTS,
+            ..framing.as_entry(member_bytes)
         };
-        let MeshMember {
-            taken_bytes,
-            sent_frames,
-            unknown_frames,
-            full_frames,
-            unreported,
-            fault,
-            redirected,
-            received_frames,
-            notices,
-            role,
-            ..
-        } = self.at(place);
-        for count in [
-            taken_bytes,
-            sent_frames,
-            unknown_frames,
-            full_frames,
-            unreported,
-            redirected,
-            received_frames,
-            notices,
-        ] {
-            count.store(0, Ordering::Relaxed);
-        }
-        fault.store(0, Ordering::Relaxed);
-        role.store(mesh_role::NOBODY, Ordering::Relaxed);
-        Some(place)
+        self.framings
+            .update(&0u32, &entry)
+            .map_err(cannot_write_framing)
     }
 
-    pub(super) fn give_back(&mut self, place: u32, now: Instant) {
-        self.at(place)
+    /// Has frames of the mesh's own connection delivered.
+    fn open_notices(&mut self) -> Result<()> {
+        // The first claim of all.
+        self.notices_place = self.places.claim(Instant::now()).unwrap_or_default();
+        let place = self.notices_place;
+        self.places
+            .at(place)
             .role
-            .store(mesh_role::NOBODY, Ordering::Relaxed);
-        self.free.push_back((now, place));
+            .store(mesh_role::NOTICES, Ordering::Release);
+        let cookie = sockopt::socket_cookie(&self.notices_source)
+            .context("cannot get the cookie of a socket")?;
+        self.add_source(cookie, place, self.notices_source.as_fd())
+            .context("the kernel does not take the mesh's own connection")
     }
 
-    pub(super) fn at(&self, place: u32) -> &MeshMember {
-        self.members.at(place as usize)
+    /// Sends a notice to the member that it names. The kernel takes it out of the connection while it is being sent, so
+    /// there is always room.
+    pub(super) fn notify(&mut self, notice: &[u8]) -> std::io::Result<()> {
+        self.notices.write_all(notice)?;
+        self.written_bytes += notice.len() as u64;
+        Ok(())
+    }
+
+    /// Sends a frame to the member that it names, and returns what the verdict was: an `enum mesh_reason`.
+    pub(super) fn send(&mut self, frame: &[u8]) -> Result<u32> {
+        // So that what changes is the verdict on this frame.
+        self.settle()?;
+        let refused = |tables: &Self| {
+            let entry = tables.places.at(tables.notices_place);
+            [&entry.unknown_frames, &entry.full_frames].map(|count| count.load(Ordering::Relaxed))
+        };
+        let before = refused(self);
+        self.notify(frame)
+            .context("cannot write to the mesh's own connection")?;
+        self.settle()?;
+        let after = refused(self);
+        Ok(if after[0] != before[0] {
+            mesh_reason::UNKNOWN
+        } else if after[1] != before[1] {
+            mesh_reason::FULL
+        } else {
+            mesh_reason::NONE
+        })
+    }
+
+    /// Waits until all that was written to the mesh's own connection has had its verdict.
+    fn settle(&self) -> Result<()> {
+        let taken = &self.places.at(self.notices_place).taken_bytes;
+        let start = Instant::now();
+        while taken.load(Ordering::Acquire) != self.written_bytes {
+            if start.elapsed() >= VERDICT {
+                return Err(Error::new(
+                    ErrorKind::EngineRefused,
+                    "the kernel has stopped delivering what the mesh itself sends",
+                ));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// Whether the socket with this cookie is a source.
     pub(super) fn has(&self, cookie: u64) -> bool {
         self.by_cookie.read::<_, u32>(&cookie).is_some()
-    }
-
-    /// Kernel memory on its way to the member at a place, in bytes; `None` if its socket is closed.
-    pub(super) fn on_the_way_bytes(&self, id: u64, place: u32) -> Option<u64> {
-        let seen = self.inspect(id)?;
-        let pending = self.handed(place).wrapping_sub(seen.write_seq);
-        Some(
-            u64::from(seen.wmem_queued)
-                + u64::from(pending)
-                + u64::from(seen.queued_skbs) * SKB_COST,
-        )
-    }
-
-    /// The sequence number behind all that was handed to the member at a place.
-    pub(super) fn handed(&self, place: u32) -> u32 {
-        let entry = self.at(place);
-        let redirected = entry.redirected.load(Ordering::Relaxed) as u32;
-        let base = entry.write_base.load(Ordering::Relaxed);
-        base.wrapping_add(redirected)
-    }
-
-    /// What the member at a place has sent and got.
-    pub(super) fn counted(&self, place: u32) -> MemberCounters {
-        let entry = self.at(place);
-        MemberCounters {
-            sent_frames: entry.sent_frames.load(Ordering::Relaxed),
-            unknown_frames: entry.unknown_frames.load(Ordering::Relaxed),
-            full_frames: entry.full_frames.load(Ordering::Relaxed),
-            sent_bytes: entry.taken_bytes.load(Ordering::Relaxed),
-            received_frames: entry.received_frames.load(Ordering::Relaxed),
-            received_bytes: entry.redirected.load(Ordering::Relaxed),
-        }
     }
 
     /// Makes a socket a destination, to which nothing goes before [`open`](Self::open).
@@ -238,12 +259,44 @@ impl Tables {
         (answer.found == 1).then_some(answer)
     }
 
+    /// Readable when there are parts of frames for the program.
+    pub(super) fn heard(&self) -> BorrowedFd<'_> {
+        self.heard.as_fd()
+    }
+
+    /// Empties the ring of frames for user space.
+    pub(super) fn take_heard(&mut self) -> Vec<Heard> {
+        let mut heard = Vec::new();
+        let partial = &mut self.partial;
+        self.heard_ring.take_values(|part: &MeshPart| {
+            let frame = partial.entry(part.source).or_default();
+            if part.offset == 0 {
+                // The frame before was refused when the ring was full, or its sender has left.
+                frame.clear();
+            }
+            let whole = part.frame_bytes as usize;
+            let left = whole.saturating_sub(frame.len());
+            frame.extend_from_slice(&part.content[..left.min(part.content.len())]);
+            if frame.len() == whole {
+                heard.push(Heard {
+                    source: part.source,
+                    frame: mem::take(frame),
+                });
+            }
+        });
+        heard
+    }
+
     pub(super) fn take_records(&mut self) -> Vec<MeshRecord> {
         let mut records = Vec::new();
         self.ring
             .take_values(|record: &MeshRecord| records.push(*record));
         records
     }
+}
+
+fn cannot_write_framing(errno: Errno) -> Error {
+    Error::system("cannot write the framing of the mesh", errno)
 }
 
 impl AsFd for Tables {

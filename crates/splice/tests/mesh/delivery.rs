@@ -1,16 +1,17 @@
 //! What is sent comes whole to its destination.
 
-use netlab::{Need, available};
+use splice::EngineName;
 use splice::mesh::{Bounds, Code, Event, Refusal};
 
 use crate::stage::{Stage, framing};
 
-#[test]
-fn a_frame_comes_to_the_member_that_it_names() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(framing(), Bounds::default());
+by_each_engine!(
+    a_frame_comes_to_the_member_that_it_names,
+    an_unknown_destination_is_answered,
+);
+
+fn a_frame_comes_to_the_member_that_it_names(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let (mut a, mut b, mut c) = (stage.member(), stage.member(), stage.member());
     a.send(b.id, b"to b");
     assert_eq!(b.receive(), (b.id, b"to b".to_vec()));
@@ -22,12 +23,8 @@ fn a_frame_comes_to_the_member_that_it_names() {
     assert_eq!(a.receive().1, b"to itself");
 }
 
-#[test]
-fn an_unknown_destination_is_answered() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(framing(), Bounds::default());
+fn an_unknown_destination_is_answered(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let mut a = stage.member();
     a.send(77, b"to nobody");
     let notice = a.notice();

@@ -4,27 +4,41 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use netlab::{Need, PATIENCE, available, until};
+use netlab::{PATIENCE, until};
 use splice::mesh::{Bounds, Code, Departure, Event, Mesh};
+use splice::{EngineChoice, EngineName};
+
+use splice_base::socket_option::acknowledged_bytes;
 
 use crate::stage::{Stage, framing};
+
+by_each_engine!(
+    a_member_that_does_not_read_stops_nobody_and_holds_a_bounded_memory,
+    a_length_out_of_bounds_ends_the_member_with_a_reason,
+    a_length_that_counts_the_header_cannot_be_less_than_it,
+    a_frame_that_never_completes_ends_its_member,
+    who_leaves_is_reported_with_the_reason_and_unknown_from_then_on,
+    what_is_on_its_way_to_a_member_that_ends_its_stream_still_arrives,
+    a_reset_within_a_frame_harms_nobody_else,
+    what_a_member_that_fails_has_not_got_is_counted,
+    what_a_member_that_leaves_gets_in_time_is_not_lost,
+    what_a_member_has_sent_before_it_is_reset_arrives,
+    a_full_mesh_and_a_socket_that_is_not_tcp_are_refused,
+    a_socket_joins_once_and_stays_a_member,
+);
 
 /// How much may be on its way to a member here, in bytes.
 const MEMBER_BYTES: u32 = 256 << 10;
 
-#[test]
-fn a_member_that_does_not_read_stops_nobody_and_holds_a_bounded_memory() {
+fn a_member_that_does_not_read_stops_nobody_and_holds_a_bounded_memory(engine: EngineName) {
     const BODY_BYTES: usize = 1000;
     /// Many times the bound.
     const FRAMES: u64 = 20_000;
-    if !available(Need::Bpf) {
-        return;
-    }
     let bounds = Bounds {
         member_bytes: MEMBER_BYTES,
         ..Bounds::default()
     };
-    let stage = Stage::new(framing(), bounds);
+    let stage = Stage::new(engine, framing(), bounds);
     let (mut a, mut b, idle) = (stage.member(), stage.member(), stage.member());
     let mut most_bytes = 0;
     let body = [7; BODY_BYTES];
@@ -91,12 +105,8 @@ fn last_words(client: &mut crate::stage::Client) -> Vec<Code> {
         .collect()
 }
 
-#[test]
-fn a_length_out_of_bounds_ends_the_member_with_a_reason() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(framing(), Bounds::default());
+fn a_length_out_of_bounds_ends_the_member_with_a_reason(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let mut other = stage.member();
     for (length, code, why) in [
         (59_993u32, Code::TooLong, Departure::TooLong),
@@ -124,28 +134,24 @@ fn a_length_out_of_bounds_ends_the_member_with_a_reason() {
     }
 }
 
-#[test]
-fn a_length_that_counts_the_header_cannot_be_less_than_it() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(crate::stage::of("u16le@4+0", "u32le@0"), Bounds::default());
+fn a_length_that_counts_the_header_cannot_be_less_than_it(engine: EngineName) {
+    let stage = Stage::new(
+        engine,
+        crate::stage::of("u16le@4+0", "u32le@0"),
+        Bounds::default(),
+    );
     let mut a = stage.member();
     a.stream.write_all(&[1, 0, 0, 0, 5, 0]).expect("sent");
     assert_eq!(last_words(&mut a), [Code::TooShort]);
 }
 
-#[test]
-fn a_frame_that_never_completes_ends_its_member() {
+fn a_frame_that_never_completes_ends_its_member(engine: EngineName) {
     const TIMEOUT: Duration = Duration::from_millis(200);
-    if !available(Need::Bpf) {
-        return;
-    }
     let bounds = Bounds {
         frame_timeout: TIMEOUT,
         ..Bounds::default()
     };
-    let stage = Stage::new(framing(), bounds);
+    let stage = Stage::new(engine, framing(), bounds);
     // Within the header, and within the body.
     for bytes in [&[0, 0][..], &[0, 0, 0, 9, 0, 0, 0, 1, 7]] {
         let (mut a, idle) = (stage.member(), stage.member());
@@ -167,12 +173,8 @@ fn a_frame_that_never_completes_ends_its_member() {
     }
 }
 
-#[test]
-fn who_leaves_is_reported_with_the_reason_and_unknown_from_then_on() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(framing(), Bounds::default());
+fn who_leaves_is_reported_with_the_reason_and_unknown_from_then_on(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let mut other = stage.member();
     for (rest, expected) in [
         (&[][..], Departure::EndOfStream),
@@ -195,13 +197,9 @@ fn who_leaves_is_reported_with_the_reason_and_unknown_from_then_on() {
     }
 }
 
-#[test]
-fn what_is_on_its_way_to_a_member_that_ends_its_stream_still_arrives() {
-    if !available(Need::Bpf) {
-        return;
-    }
+fn what_is_on_its_way_to_a_member_that_ends_its_stream_still_arrives(engine: EngineName) {
     static BODY: [u8; 20_000] = [5; 20_000];
-    let stage = Stage::new(framing(), Bounds::default());
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let (mut a, mut b) = (stage.member(), stage.member());
     for _ in 0..20 {
         a.send(b.id, &BODY);
@@ -217,12 +215,8 @@ fn what_is_on_its_way_to_a_member_that_ends_its_stream_still_arrives() {
     assert_eq!(b.frame(), None);
 }
 
-#[test]
-fn a_reset_within_a_frame_harms_nobody_else() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(framing(), Bounds::default());
+fn a_reset_within_a_frame_harms_nobody_else(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let (mut other, mut third) = (stage.member(), stage.member());
     for round in 0..20u8 {
         let mut a = stage.member();
@@ -254,16 +248,118 @@ fn a_reset_within_a_frame_harms_nobody_else() {
     }
 }
 
-#[test]
-fn a_full_mesh_and_a_socket_that_is_not_tcp_are_refused() {
-    if !available(Need::Bpf) {
-        return;
+fn what_a_member_that_fails_has_not_got_is_counted(engine: EngineName) {
+    static BODY: [u8; 20_000] = [5; 20_000];
+    const FRAMES: u64 = 40;
+    let stage = Stage::new(engine, framing(), Bounds::default());
+    let mut a = stage.member();
+    // Some in its queues, or everything.
+    for frames in [1, FRAMES] {
+        let (b, socket) = stage.member_with_duplicate();
+        let before = acknowledged_bytes(&socket).expect("known");
+        for _ in 0..frames {
+            a.send(b.id, &BODY);
+        }
+        let all = || {
+            let mesh = stage.mesh.lock().expect("whole");
+            mesh.counters(b.id).expect("a member")
+        };
+        until("they are on their way", || all().received_frames == frames);
+        until("its host has got something, or all", || {
+            acknowledged_bytes(&socket).expect("known") - before >= BODY.len() as u64
+        });
+        assert_eq!(all().lost_bytes, 0);
+        let id = b.id;
+        // Something is unread, so this is a reset.
+        drop(b);
+        let Event::Left {
+            member,
+            why,
+            counters,
+        } = stage.event()
+        else {
+            panic!("no member has left");
+        };
+        assert_eq!((member, why), (id, Departure::Reset));
+        // The rest has come before the reset, or is lost. The welcome was acknowledged before or after the look.
+        let acknowledged = acknowledged_bytes(&socket).expect("known") - before;
+        let welcome = u64::from(framing().header_bytes()) + 24;
+        let frames_bytes = counters.received_bytes - welcome;
+        let left = frames_bytes.saturating_sub(acknowledged);
+        assert!(
+            (left..=left + welcome).contains(&counters.lost_bytes),
+            "{counters:?}, {acknowledged} acknowledged"
+        );
+        if frames == FRAMES {
+            // More than a receive buffer holds.
+            assert!(counters.lost_bytes > 100_000, "{counters:?}");
+        }
     }
+}
+
+fn what_a_member_has_sent_before_it_is_reset_arrives(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
+    let (mut b, mut c) = (stage.member(), stage.member());
+    for round in 0..50u8 {
+        let mut a = stage.member();
+        for _ in 0..20 {
+            c.send(a.id, &[1; 1000]);
+        }
+        let frames: Vec<u8> = (0..50)
+            .flat_map(|_| framing().frame(b.id, &[round; 1000]).expect("a frame"))
+            .collect();
+        a.stream.write_all(&frames).expect("sent");
+        let id = a.id;
+        until("it has something unread", || {
+            matches!(a.stream.peek(&mut [0]), Ok(1))
+        });
+        // A reset, while the mesh still writes to it.
+        drop(a);
+        for _ in 0..50 {
+            assert_eq!(b.receive().1, [round; 1000]);
+        }
+        loop {
+            match stage.event() {
+                Event::Left { member, why, .. } => {
+                    assert_eq!((member, why), (id, Departure::Reset));
+                    break;
+                }
+                Event::Refused { sender, .. } => assert_eq!(sender, c.id),
+                event => panic!("{event:?}"),
+            }
+        }
+    }
+}
+
+fn what_a_member_that_leaves_gets_in_time_is_not_lost(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
+    let (mut a, mut b) = (stage.member(), stage.member());
+    for _ in 0..20 {
+        a.send(b.id, &[5; 20_000]);
+    }
+    until("they are on their way", || {
+        let mesh = stage.mesh.lock().expect("whole");
+        mesh.counters(b.id).is_some_and(|b| b.received_frames == 20)
+    });
+    b.stream.shutdown(Shutdown::Write).expect("shut down");
+    for _ in 0..20 {
+        b.receive();
+    }
+    assert_eq!(b.frame(), None);
+    match stage.event() {
+        Event::Left { why, counters, .. } => {
+            assert_eq!((why, counters.lost_bytes), (Departure::EndOfStream, 0));
+        }
+        event => panic!("{event:?}"),
+    }
+}
+
+fn a_full_mesh_and_a_socket_that_is_not_tcp_are_refused(engine: EngineName) {
     let bounds = Bounds {
         members: 2,
         ..Bounds::default()
     };
-    let stage = Stage::new(framing(), bounds);
+    let stage = Stage::new(engine, framing(), bounds);
     let mut mesh = stage.mesh.lock().expect("whole");
     let (unix, _other) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let error = mesh.join(unix).expect_err("no TCP");
@@ -286,13 +382,9 @@ fn a_full_mesh_and_a_socket_that_is_not_tcp_are_refused() {
     assert!(error.to_string().contains("allow more"), "{error}");
 }
 
-#[test]
-fn a_socket_joins_once_and_stays_a_member() {
-    if !available(Need::Bpf) {
-        return;
-    }
+fn a_socket_joins_once_and_stays_a_member(engine: EngineName) {
     let bounds = Bounds::default();
-    let mut mesh = Mesh::create(framing(), bounds).expect("a mesh");
+    let mut mesh = Mesh::create_by(EngineChoice::Only(engine), framing(), bounds).expect("a mesh");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().expect("an address");
     let join = |mesh: &mut Mesh| {
@@ -310,6 +402,11 @@ fn a_socket_joins_once_and_stays_a_member() {
     let frame = framing().frame(id, b"it is there").expect("a frame");
     other.write_all(&frame).expect("sent");
     client.write_all(&frame).expect("sent");
+    until("both frames had their verdict", || {
+        mesh.turn(Duration::from_millis(1)).expect("a turn");
+        mesh.counters(id)
+            .is_some_and(|all| all.received_frames == 2)
+    });
     let welcome = framing().header_bytes() as usize + 24;
     let mut come = vec![0; welcome + 2 * frame.len()];
     client.set_read_timeout(Some(PATIENCE)).expect("set");

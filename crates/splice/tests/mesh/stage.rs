@@ -2,14 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use netlab::PATIENCE;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use splice::mesh::{Bounds, Code, Event, Framing, Mesh, Notice};
+use splice::{EngineChoice, EngineName};
+
+/// How long the thread of a mesh waits before it looks whether it is over.
+const MOST_WAIT: Duration = Duration::from_millis(2);
 
 /// The framing of most tests.
 pub(crate) fn framing() -> Framing {
@@ -26,17 +31,21 @@ pub(crate) fn of(length: &str, destination: &str) -> Framing {
 pub(crate) struct Stage {
     pub(crate) framing: Framing,
     pub(crate) mesh: Arc<Mutex<Mesh>>,
-    pub(crate) events: Receiver<Event>,
+    events: Mutex<Receiver<Event>>,
     over: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    listener: TcpListener,
+    /// Locked until the connection that was made is the one that is accepted.
+    listener: Mutex<TcpListener>,
 }
 
 impl Stage {
-    pub(crate) fn new(framing: Framing, bounds: Bounds) -> Self {
-        let mesh = Mesh::create(framing, bounds).expect("a mesh");
+    pub(crate) fn new(engine: EngineName, framing: Framing, bounds: Bounds) -> Self {
+        let mesh = Mesh::create_by(EngineChoice::Only(engine), framing, bounds).expect("a mesh");
+        assert_eq!(mesh.engine(), engine);
         let mesh = Arc::new(Mutex::new(mesh));
         let turned = Arc::clone(&mesh);
+        let watched = mesh.lock().expect("whole").as_fd().try_clone_to_owned();
+        let watched = watched.expect("a duplicate");
         let (tell, events) = channel();
         let (over, until) = channel::<()>();
         let thread = thread::spawn(move || {
@@ -49,16 +58,21 @@ impl Stage {
                 for event in happened {
                     let _ = tell.send(event);
                 }
-                thread::sleep(Duration::from_micros(500));
+                // Others get at the mesh meanwhile.
+                let pace = turned.lock().expect("whole").pace().min(MOST_WAIT);
+                let pace = Timespec::try_from(pace).expect("a short time");
+                let mut watched = [PollFd::new(&watched, PollFlags::IN)];
+                let _ = poll(&mut watched, Some(&pace));
+                thread::yield_now();
             }
         });
         Self {
             framing,
             mesh,
-            events,
+            events: Mutex::new(events),
             over: Some(over),
             thread: Some(thread),
-            listener: TcpListener::bind("127.0.0.1:0").expect("a listener"),
+            listener: Mutex::new(TcpListener::bind("127.0.0.1:0").expect("a listener")),
         }
     }
 
@@ -70,32 +84,41 @@ impl Stage {
         client
     }
 
+    /// The same, and a duplicate of its socket in the mesh.
+    pub(crate) fn member_with_duplicate(&self) -> (Client, OwnedFd) {
+        let (mut client, duplicate) = self.connected();
+        assert_eq!(client.notice().code, Code::Welcome);
+        (client, duplicate)
+    }
+
     /// A client that has not read anything, and its id.
     pub(crate) fn stranger(&self) -> (Client, u64) {
-        let address = self.listener.local_addr().expect("an address");
+        let (client, _) = self.connected();
+        let id = client.id;
+        (client, id)
+    }
+
+    fn connected(&self) -> (Client, OwnedFd) {
+        let listener = self.listener.lock().expect("whole");
+        let address = listener.local_addr().expect("an address");
         let stream = TcpStream::connect(address).expect("connected");
         stream.set_read_timeout(Some(PATIENCE)).expect("set");
-        let (server, _) = self.listener.accept().expect("accepted");
-        let id = self
-            .mesh
-            .lock()
-            .expect("whole")
-            .join(OwnedFd::from(server))
-            .expect("joined");
-        let framing = self.framing;
-        (
-            Client {
-                id,
-                framing,
-                stream,
-            },
-            id,
-        )
+        let (server, _) = listener.accept().expect("accepted");
+        drop(listener);
+        let duplicate = OwnedFd::from(server.try_clone().expect("a duplicate"));
+        let mut mesh = self.mesh.lock().expect("whole");
+        let client = Client {
+            id: mesh.join(server).expect("joined"),
+            framing: self.framing,
+            stream,
+        };
+        (client, duplicate)
     }
 
     /// The next event, and it must come.
     pub(crate) fn event(&self) -> Event {
-        self.events.recv_timeout(PATIENCE).expect("an event")
+        let events = self.events.lock().expect("whole");
+        events.recv_timeout(PATIENCE).expect("an event")
     }
 }
 
@@ -125,10 +148,8 @@ impl Client {
     pub(crate) fn receive(&mut self) -> (u64, Vec<u8>) {
         let frame = self.frame().expect("a frame");
         let destination = self.framing.destination_of(&frame).expect("a destination");
-        (
-            destination,
-            frame[self.framing.header_bytes() as usize..].to_vec(),
-        )
+        let body = self.framing.body_of(&frame).expect("a body");
+        (destination, body.to_vec())
     }
 
     pub(crate) fn notice(&mut self) -> Notice {
@@ -143,16 +164,18 @@ impl Client {
             0 => return None,
             _ => self.stream.read_exact(&mut frame[1..]).expect("a header"),
         }
-        let bytes = self
-            .framing
-            .length_of(&frame)
-            .expect("a length")
-            .expect("a header");
-        let header = frame.len();
-        frame.resize(bytes, 0);
-        self.stream
-            .read_exact(&mut frame[header..])
-            .expect("a body");
+        loop {
+            let come = frame.len();
+            match self.framing.length_of(&frame).expect("a length") {
+                Some(whole) => frame.resize(whole, 0),
+                // Up to the delimiter.
+                None => frame.push(0),
+            }
+            if frame.len() == come {
+                break;
+            }
+            self.stream.read_exact(&mut frame[come..]).expect("a body");
+        }
         Some(frame)
     }
 }

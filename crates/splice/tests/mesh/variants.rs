@@ -2,17 +2,20 @@
 
 use std::io::Write;
 
-use netlab::{Need, available};
 use proptest::prelude::*;
-use splice::mesh::{Bounds, Field, Framing, Length};
+use splice::EngineName;
+use splice::mesh::{Bounds, Code, Field, Framing, Length, Mesh};
 
 use crate::stage::{Stage, framing, of};
 
-#[test]
-fn the_kernel_reads_every_width_and_byte_order() {
-    if !available(Need::Bpf) {
-        return;
-    }
+by_each_engine!(
+    every_width_and_byte_order_is_read,
+    a_frame_may_be_cut_at_every_byte,
+    a_delimiter_ends_a_frame,
+    a_frame_without_delimiter_ends_the_member,
+);
+
+fn every_width_and_byte_order_is_read(engine: EngineName) {
     for (length, destination) in [
         ("u8@0", "u8@1"),
         ("u8@3+0", "u16le@0"),
@@ -22,8 +25,12 @@ fn the_kernel_reads_every_width_and_byte_order() {
         ("u32le@4", "u32le@0"),
         ("u64be@0", "u32be@20"),
         ("u64le@9+9", "u8@0"),
+        ("u24be@1", "u40le@4"),
+        ("u48le@0+0", "u24be@6"),
+        ("u56be@2+2", "u16le@0"),
+        ("u40be@0", "u56le@5"),
     ] {
-        let stage = Stage::new(of(length, destination), Bounds::default());
+        let stage = Stage::new(engine, of(length, destination), Bounds::default());
         let (mut a, mut b) = (stage.member(), stage.member());
         for bytes in [0, 1, 100, 200] {
             let body: Vec<u8> = (0..bytes).collect();
@@ -33,12 +40,8 @@ fn the_kernel_reads_every_width_and_byte_order() {
     }
 }
 
-#[test]
-fn a_frame_may_be_cut_at_every_byte() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let stage = Stage::new(framing(), Bounds::default());
+fn a_frame_may_be_cut_at_every_byte(engine: EngineName) {
+    let stage = Stage::new(engine, framing(), Bounds::default());
     let (mut a, mut b) = (stage.member(), stage.member());
     a.stream.set_nodelay(true).expect("set");
     let frames: Vec<u8> = [&b"one"[..], b"", b"three"]
@@ -61,12 +64,85 @@ fn a_frame_may_be_cut_at_every_byte() {
     }
 }
 
+/// The longest frame with a delimiter here: its bounds are those of a default mesh.
+const MOST_LINE_BYTES: u32 = 600;
+
+fn lines() -> Framing {
+    let destination = "u16be@1".parse().expect("a field");
+    Framing::delimited(b'\n', destination, MOST_LINE_BYTES).expect("a framing")
+}
+
+fn a_delimiter_ends_a_frame(engine: EngineName) {
+    let stage = Stage::new(engine, lines(), Bounds::default());
+    let mut a = stage.member();
+    // Its id is a newline, which ends no frame within the header.
+    let mut others: Vec<_> = (0..9).map(|_| stage.member()).collect();
+    let b = others.last_mut().expect("nine");
+    assert_eq!(b.id, u64::from(b'\n'));
+    a.stream.set_nodelay(true).expect("set");
+    let longest = vec![b'x'; MOST_LINE_BYTES as usize - 4];
+    let bodies = [&b"one"[..], b"", b"three", &longest, b"\0\r"];
+    let frames: Vec<u8> = (bodies.iter())
+        .flat_map(|body| lines().frame(b.id, body).expect("a frame"))
+        .collect();
+    for cut in 1..frames.len() {
+        for part in [&frames[..cut], &frames[cut..]] {
+            a.stream.write_all(part).expect("sent");
+        }
+        for body in bodies {
+            assert_eq!(b.receive(), (b.id, body.to_vec()), "cut at {cut}");
+        }
+    }
+    for byte in &frames {
+        a.stream.write_all(&[*byte]).expect("sent");
+    }
+    for body in bodies {
+        assert_eq!(b.receive().1, body, "byte by byte");
+    }
+    a.send(999, b"to nobody");
+    let notice = a.notice();
+    assert_eq!((notice.code, notice.destination), (Code::Unknown, 999));
+}
+
+fn a_frame_without_delimiter_ends_the_member(engine: EngineName) {
+    let stage = Stage::new(engine, lines(), Bounds::default());
+    // At once, and in single bytes.
+    for piece in [MOST_LINE_BYTES as usize, 1] {
+        let mut a = stage.member();
+        a.stream.set_nodelay(true).expect("set");
+        let long = vec![b'x'; MOST_LINE_BYTES as usize];
+        for piece in long.chunks(piece) {
+            a.stream.write_all(piece).expect("sent");
+        }
+        let notice = a.notice();
+        assert_eq!(
+            (notice.code, notice.destination),
+            (Code::TooLong, MOST_LINE_BYTES.into())
+        );
+        assert_eq!(a.frame(), None, "the mesh closes it");
+    }
+}
+
+#[test]
+fn delimiters_that_cannot_work_are_refused_in_words() {
+    let destination: Field = "u16be@1".parse().expect("a field");
+    for (delimiter, most, part) in [
+        (b'a', 600, "digit 'a'"),
+        (b'\n', 51, "raise it"),
+        (b'\n', 70_000, "too long for the kernel"),
+    ] {
+        let error = Framing::delimited(delimiter, destination, most).expect_err("impossible");
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    // Each of its bytes may come in a packet of its own, which the kernel's parser keeps.
+    let long = Framing::delimited(b'\n', destination, 60_000).expect("a framing");
+    let error = Mesh::create(long, Bounds::default()).expect_err("no room");
+    assert!(error.to_string().contains("allow 92220000"), "{error}");
+    assert_eq!(lines().frame(1, b"a\nb"), None);
+}
+
 fn fields() -> impl Strategy<Value = (Field, Field)> {
-    let field = (
-        prop::sample::select(vec![1, 2, 4, 8]),
-        any::<bool>(),
-        0u32..24,
-    );
+    let field = (1u32..=8, any::<bool>(), 0u32..24);
     let field = field.prop_map(|(width_bytes, little_endian, offset_bytes)| Field {
         width_bytes,
         little_endian: little_endian && width_bytes > 1,
@@ -117,14 +193,7 @@ fn framings_that_cannot_work_are_refused_in_words() {
         let error = Framing::new(length, destination, most).expect_err("impossible");
         assert!(error.to_string().contains(part), "{error}");
     }
-    for (width_bytes, offset_bytes) in [
-        (0, 8),
-        (3, 8),
-        (9, 8),
-        (u32::MAX, 8),
-        (4, 1025),
-        (4, u32::MAX),
-    ] {
+    for (width_bytes, offset_bytes) in [(0, 8), (9, 8), (u32::MAX, 8), (4, 1025), (4, u32::MAX)] {
         let odd = Field {
             width_bytes,
             little_endian: false,
@@ -146,7 +215,12 @@ fn framings_that_cannot_work_are_refused_in_words() {
     for text in [
         "",
         "u32be",
-        "u24be@0",
+        "u12be@0",
+        "u0be@0",
+        "u72be@0",
+        "u08@0",
+        "u+16be@0",
+        "u24@0",
         "u32be@x",
         "u32be@-1",
         "u32@0",

@@ -25,6 +25,8 @@ pub(crate) struct Entry<'a> {
     pub(crate) target: &'a dyn Display,
     /// The name that the client asked for, escaped.
     pub(crate) server_name: Option<&'a str>,
+    /// What a member of a mesh is called, escaped.
+    pub(crate) name: Option<&'a str>,
     pub(crate) backend: Option<&'a str>,
     /// The server that was tried last, as the configuration names it.
     pub(crate) server: Option<&'a str>,
@@ -126,6 +128,7 @@ impl<'a> Entry<'a> {
             peer: None,
             target: &"",
             server_name: None,
+            name: None,
             backend: Some(server),
             server: Some(server),
             engine: Some(EngineName::Copy.as_str()),
@@ -150,6 +153,7 @@ impl<'a> Entry<'a> {
             Field::Peer => Shown(self.peer?),
             Field::Target => Shown(self.target),
             Field::ServerName => Text(self.server_name?),
+            Field::Name => Text(self.name?),
             Field::Backend => Text(self.backend?),
             Field::Server => Text(self.server?),
             Field::Engine => self.engine.map_or(Null, Text),
@@ -196,6 +200,7 @@ mod tests {
             peer: Some(&EVIL),
             target: &EVIL,
             server_name: Some(EVIL),
+            name: Some(EVIL),
             why_engine: EVIL,
             lasted: Some(Duration::from_micros(1_500)),
             ..Entry::copied(1, EVIL, EVIL, Some(EVIL))
@@ -215,6 +220,7 @@ mod tests {
             "peer",
             "target",
             "server_name",
+            "name",
             "backend",
             "server",
             "why_engine",

@@ -67,6 +67,7 @@ impl Session {
             peer,
             target: &facts.wanted(),
             server_name: server_name.as_deref(),
+            name: None,
             backend: facts.backend.as_ref().map(|backend| backend.name()),
             server: facts.server.as_deref(),
             engine: engine.map(EngineName::as_str),

@@ -79,15 +79,15 @@ impl Members {
         Ok(latencies)
     }
 
-    /// Every member sends to the next as fast as it goes. Returns frames a second that arrived.
-    pub(super) fn flood(&mut self, window: Duration) -> Result<f64> {
+    /// Every member sends to the next as fast as it goes. Returns frames a second that arrived, and how many arrived in all.
+    pub(super) fn flood(&mut self, window: Duration) -> Result<(f64, u64)> {
         for member in &self.all {
             member.stream.set_nonblocking(true)?;
         }
         let mut buffer = vec![0; READ_BYTES];
         let count = self.all.len();
         let began = Instant::now();
-        let mut arrived = 0;
+        let mut arrived: u64 = 0;
         let mut took = None;
         loop {
             let elapsed = began.elapsed();
@@ -106,11 +106,11 @@ impl Members {
                 arrived += news;
                 progress |= news > 0;
             }
-            if let Some((arrived, elapsed)) = took {
+            if let Some((in_window, elapsed)) = took {
                 // What is on the way comes as well, so that the next measurement begins with nothing.
                 let is_done = |at: usize| self.all[at].sent == self.all[(at + 1) % count].received;
                 if (0..count).all(is_done) {
-                    return Ok(arrived as f64 / elapsed.as_secs_f64());
+                    return Ok((in_window as f64 / elapsed.as_secs_f64(), arrived));
                 }
                 ensure!(elapsed + PATIENCE > began.elapsed(), "frames were lost");
             }

@@ -1,0 +1,3 @@
+module example.org/mesh
+
+go 1.18
