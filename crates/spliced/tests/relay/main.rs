@@ -33,6 +33,7 @@ mod control;
 mod datagrams;
 mod doctor;
 mod echo;
+mod few_descriptors;
 mod file_access;
 mod firewall;
 mod flow;

@@ -8,6 +8,7 @@ mod brief_socket;
 mod failure;
 mod handle;
 mod per_namespace;
+mod room;
 mod watch;
 mod watched;
 
@@ -209,6 +210,7 @@ impl Datapath {
     }
 
     fn new(forward_slots: u32) -> Result<Self> {
+        room::require()?;
         let slots = PAIRS + forward_slots;
         let object = load("segment", objects::SEGMENT, |opened| {
             opened.resize("segment_flows", slots)?;
