@@ -1,5 +1,6 @@
 //! What a process counts, as Prometheus reads it.
 
+mod exchanged_log;
 mod first_byte;
 mod monitoring;
 mod moved;
