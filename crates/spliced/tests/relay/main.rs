@@ -32,6 +32,7 @@ mod config;
 mod control;
 mod datagrams;
 mod doctor;
+mod documented;
 mod echo;
 mod few_descriptors;
 mod file_access;
