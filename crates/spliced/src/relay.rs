@@ -35,7 +35,7 @@ use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::metrics::Metrics;
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::refusal::WrongUsage;
-use crate::resource_limit::{keep_for_a_connection, raise_descriptor_limit};
+use crate::resource_limit::raise_descriptor_limit;
 use crate::service::Process;
 use crate::sessions::Engines;
 use crate::signal::{Request, Signals};
@@ -168,7 +168,6 @@ pub(crate) fn run(
     }
     let mut bypasses = bypass::Group::default();
     bypasses.apply(&plan.bypasses)?;
-    let kept = keep_for_a_connection()?;
     // From then on there may be a socket file to remove.
     deployment.apply(plan, || progress.running(), || Ok(()))?;
     let named = configuration.as_ref().map(|it| it.path.clone());
@@ -183,7 +182,6 @@ pub(crate) fn run(
         &deployment.process,
         &sender,
     );
-    drop(kept);
     let mut running = Running {
         drain_timeout: plan.drain_timeout,
         control: plan.control.clone(),

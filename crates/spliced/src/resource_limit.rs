@@ -1,9 +1,5 @@
 //! Limits on descriptors and memory: raising them, and naming the one that a system call has met.
 
-use std::os::fd::OwnedFd;
-
-use anyhow::{Result, anyhow};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -31,28 +27,6 @@ pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
              raise it or connections will have to wait"
         );
     }
-}
-
-/// Descriptors that are kept free while a relay starts, so that it can serve a client when it has started: two sockets, two
-/// pipes, and one more for an attempt at another server.
-const OF_A_CONNECTION: usize = 7;
-
-/// Takes the descriptors of a connection until the start is over. A relay that has none left for its clients would accept
-/// nobody, or reset everybody.
-///
-/// # Errors
-/// If there are too few.
-pub(crate) fn keep_for_a_connection() -> Result<Vec<OwnedFd>> {
-    let kept = (0..OF_A_CONNECTION).map(|_| eventfd(0, EventfdFlags::CLOEXEC));
-    let kept: rustix::io::Result<_> = kept.collect();
-    kept.map_err(|errno| match getrlimit(Resource::Nofile).current {
-        Some(limit) if errno == Errno::MFILE => anyhow!(
-            "RLIMIT_NOFILE is {limit}, which leaves no descriptors for connections; raise it to {} (ulimit -n, or LimitNOFILE= \
-             of its service)",
-            limit + DESCRIPTORS_BESIDE
-        ),
-        _ => anyhow!("no descriptors can be kept for connections: {}", words(errno)),
-    })
 }
 
 /// The limit behind a failed system call, if a limit is the cause.
