@@ -102,6 +102,11 @@ impl Error {
         self.log.as_deref()
     }
 
+    /// What failed, without the operating system's reason.
+    pub fn context(&self) -> &str {
+        &self.context
+    }
+
     /// The reason: the sentence without the subject and the remedy.
     pub fn reason(&self) -> String {
         let mut reason = self.context.clone().into_owned();

@@ -5,6 +5,7 @@
 //! version.
 
 pub mod address;
+pub mod descriptors;
 pub mod error;
 pub mod keep_alive;
 pub mod loopback;

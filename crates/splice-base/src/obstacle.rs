@@ -51,6 +51,10 @@ impl Obstacle {
 
     /// Why bpf(2) failed with this error.
     pub fn of_bpf(error: &Error) -> Self {
+        // Whoever knows the remedy has looked at the cause.
+        if let Some(remedy) = error.remedy() {
+            return Self::new(error.context(), remedy);
+        }
         let is_verified = error.log().is_some_and(|log| log.contains(VERIFIED));
         match error.errno() {
             Some(Errno::PERM | Errno::ACCESS) => Self::of_refusal(error, &Process::this()),

@@ -1,5 +1,7 @@
 //! `spliced doctor`: prints which engines work on this host, as text or JSON.
 
+mod counts;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -8,6 +10,7 @@ use serde_json::{Value, json};
 use splice::doctor::{Finding, Report, examine, segment_counts};
 use splice_sockmap::{Defect, Step, defects, time_line};
 
+use self::counts::Counts;
 use crate::cli::DoctorArgs;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::standard_output::print;
@@ -45,9 +48,6 @@ struct Maps {
     defects: Vec<Defect>,
     time_line: Vec<Step>,
 }
-
-/// How many segments went which way in the relays that run.
-type Counts = splice::Result<Vec<(&'static str, u64)>>;
 
 fn as_json(engines: &Report, maps: &Maps, counts: &Counts) -> Value {
     let engine = |finding: &Finding| {
@@ -88,7 +88,16 @@ fn as_text(engines: &Report, maps: &Maps, counts: &Counts) -> String {
     for finding in &engines.engines {
         let mut words = finding.reason.clone();
         if let Some(remedy) = &finding.remedy {
-            words = format!("{words}\nRemedy: {remedy}");
+            let remedies = engines
+                .engines
+                .iter()
+                .filter(|other| other.remedy.as_ref() == Some(remedy));
+            match remedies.map(|other| other.engine).next() {
+                Some(first) if first != finding.engine => {
+                    words = format!("{words}\nRemedy: that of {first}");
+                }
+                _ => words = format!("{words}\nRemedy: {remedy}"),
+            }
         }
         add_row(
             &mut text,
@@ -104,7 +113,12 @@ fn as_text(engines: &Report, maps: &Maps, counts: &Counts) -> String {
             Some(false) => "absent",
             None => "unknown",
         };
-        add_row(&mut text, defect.name, presence, &defect.reason);
+        add_row(
+            &mut text,
+            defect.name,
+            presence,
+            &once(engines, &defect.reason),
+        );
     }
     text.push_str("\nMaps of sockets, since which Linux and whether here\n");
     for step in &maps.time_line {
@@ -113,28 +127,32 @@ fn as_text(engines: &Report, maps: &Maps, counts: &Counts) -> String {
             Some(false) => "no",
             None => "unknown",
         };
-        let words = format!("{}: {}", step.what, step.reason);
+        let words = format!("{}: {}", step.what, once(engines, &step.reason));
         add_row(&mut text, step.since, works, &words);
     }
-    text.push_str("\nSegments in the relays that run\n");
+    text.push_str("\nSegments in the relays that run, by what became of them (docs/segment.md)\n");
     add_counts(&mut text, counts);
     text
 }
 
+/// `reason` without what is said of an engine already.
+fn once(engines: &Report, reason: &str) -> String {
+    let refused = engines.engines.iter().filter_map(|finding| {
+        let remedy = finding.remedy.as_ref()?;
+        Some((format!("{}; {remedy}", finding.reason), finding.engine))
+    });
+    let mut said = reason.to_owned();
+    for (sentence, engine) in refused {
+        said = said.replace(&sentence, &format!("as engine {engine}"));
+    }
+    said
+}
+
 fn add_counts(text: &mut String, counts: &Counts) {
-    let words = match counts {
-        Ok(counts) if counts.is_empty() => "no relay here uses the engine segment".into(),
-        Ok(counts) => {
-            let seen = counts.iter().filter(|(_, count)| *count > 0);
-            let rows: Vec<_> = seen
-                .map(|(name, count)| format!("{name} {count}"))
-                .collect();
-            rows.join("\n")
+    for line in counts::lines(counts) {
+        for line in broken(&line, WIDTH - 2) {
+            let _ = writeln!(text, "  {line}");
         }
-        Err(error) => format!("unknown: {error}"),
-    };
-    for line in words.lines().flat_map(|line| broken(line, WIDTH - 2)) {
-        let _ = writeln!(text, "  {line}");
     }
 }
 

@@ -1,4 +1,5 @@
 //! Every command line that README.md and the pages of docs/ print is one that `spliced` takes.
+//! `tests/relay/documented` runs them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -57,8 +57,7 @@ pub(crate) fn log_what_is_kept_back(listening: &[SocketAddress], targets: &[Sock
             );
         } else {
             tracing::info!(
-                "segment may not be used for all connections with {whom}, because of the packet filters: \
-                 {why}"
+                "some connections with {whom} may be copied and not spliced, because of the packet filters: {why}"
             );
         }
     }

@@ -17,6 +17,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -62,6 +63,8 @@ struct Shared {
     to_writer: Condvar,
     ended: Condvar,
     capacity_lines: usize,
+    /// All lines that were lost so far; logs of one name share it.
+    lost: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -71,8 +74,6 @@ struct State {
     in_flight: usize,
     /// Lines that were dropped after those that wait, and not yet reported.
     dropped: u64,
-    /// All lines that were dropped so far.
-    lost_so_far: u64,
     /// The writer waits for a line; waking it costs a system call.
     asleep: bool,
     reopen: bool,
@@ -100,11 +101,22 @@ impl LogQueue {
         sink: impl LogSink,
         reporter: impl Reporter,
     ) -> io::Result<Self> {
-        Self::with_capacity(Self::CAPACITY_LINES, name, sink, reporter)
+        Self::counting(Arc::default(), name, sink, reporter)
+    }
+
+    /// The same, with lost lines added to `lost`.
+    pub(crate) fn counting(
+        lost: Arc<AtomicU64>,
+        name: &str,
+        sink: impl LogSink,
+        reporter: impl Reporter,
+    ) -> io::Result<Self> {
+        Self::with_capacity(Self::CAPACITY_LINES, lost, name, sink, reporter)
     }
 
     fn with_capacity(
         capacity_lines: usize,
+        lost: Arc<AtomicU64>,
         name: &str,
         sink: impl LogSink,
         reporter: impl Reporter,
@@ -114,6 +126,7 @@ impl LogQueue {
             to_writer: Condvar::new(),
             ended: Condvar::new(),
             capacity_lines,
+            lost,
         });
         let writer = Writer {
             shared: Arc::clone(&shared),
@@ -133,7 +146,7 @@ impl LogQueue {
         let mut state = self.0.0.lock();
         if state.ended || state.waiting.len() >= self.0.0.capacity_lines {
             state.dropped += 1;
-            state.lost_so_far += 1;
+            self.0.0.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
         state.waiting.push_back(line);
@@ -145,7 +158,7 @@ impl LogQueue {
 
     /// How many lines were dropped so far.
     pub(crate) fn lost_so_far(&self) -> u64 {
-        self.0.0.lock().lost_so_far
+        self.0.0.lost.load(Ordering::Relaxed)
     }
 
     /// Has the sink reopened. Lines that are pushed from now on go to the new one.
@@ -200,7 +213,12 @@ struct Ending(Arc<Shared>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.0.lock().ended = true;
+        let mut state = self.0.lock();
+        state.ended = true;
+        // Nobody writes what waits any more.
+        let left = (state.waiting.len() + state.in_flight) as u64;
+        self.0.lost.fetch_add(left, Ordering::Relaxed);
+        drop(state);
         self.0.ended.notify_all();
     }
 }
@@ -362,7 +380,8 @@ mod tests {
         const CAPACITY_LINES: usize = 3;
         let (reader, file, pipe_bytes) = pipe();
         let (sender, reports) = mpsc::channel();
-        let queue = LogQueue::with_capacity(CAPACITY_LINES, "log", file, Reports(sender));
+        let queue =
+            LogQueue::with_capacity(CAPACITY_LINES, Arc::default(), "log", file, Reports(sender));
         let queue = queue.expect("a thread");
         // The pipe holds the first line, the writer the second; three wait, the rest is lost.
         for number in 1..=2 {
@@ -397,7 +416,8 @@ mod tests {
     #[test]
     fn finish_gives_up_on_a_stalled_reader_after_the_time_given() {
         let (_reader, file, pipe_bytes) = pipe();
-        let queue = LogQueue::with_capacity(2, "log", file, Reports(mpsc::channel().0));
+        let queue =
+            LogQueue::with_capacity(2, Arc::default(), "log", file, Reports(mpsc::channel().0));
         let queue = queue.expect("a thread");
         for number in 1..=2 {
             queue.push(line(number, pipe_bytes));

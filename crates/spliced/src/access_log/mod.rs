@@ -2,6 +2,7 @@
 
 mod entry;
 mod journal;
+mod losses;
 mod socket;
 mod syslog;
 
@@ -15,6 +16,7 @@ use anyhow::{Context, Result};
 use self::entry::Line;
 pub(crate) use self::entry::{Entry, Event, Moved, ONLY_COPY};
 use self::journal::Journal;
+pub(crate) use self::losses::losses;
 use self::syslog::Syslog;
 use crate::access_log_args::{AccessLogArgs, LogPlace};
 use crate::log_field::Fields;
@@ -108,11 +110,6 @@ impl AccessLog {
         }
     }
 
-    /// How many lines were dropped so far.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.queue.lost_so_far()
-    }
-
     /// Whether everything is written, and nobody else may write more.
     pub(crate) fn is_over(&self) -> bool {
         self.queue.is_over()
@@ -144,7 +141,8 @@ impl fmt::Display for AccessLog {
 
 impl Name {
     fn start(&self, sink: impl LogSink) -> io::Result<LogQueue> {
-        LogQueue::start("access-log", sink, self.clone())
+        let lost = losses::of(&self.to_string());
+        LogQueue::counting(lost, "access-log", sink, self.clone())
     }
 
     fn opened(&self, file: io::Result<LogFile>) -> Result<LogFile> {

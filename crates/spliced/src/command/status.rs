@@ -72,6 +72,10 @@ fn process(status: &Value) -> String {
         let (count, why) = (shown(&status["losing_segments"]), printable(why));
         let _ = writeln!(text, "sessions that lose segments: {count}: {why}");
     }
+    if let Some(why) = status["why_not_spliced"].as_str() {
+        let (count, why) = (shown(&status["not_spliced"]), printable(why));
+        let _ = writeln!(text, "sessions that are not spliced: {count}: {why}");
+    }
     let reload = &process["last_reload"];
     if !reload.is_null() {
         let how = match reload["error"].as_str() {
@@ -213,6 +217,8 @@ mod tests {
             "engines": {"copy": 1, "pipe": 0, "segment": 2, "none": 4},
             "losing_segments": 2,
             "why_losing_segments": "the connection with the server has no route",
+            "not_spliced": 1,
+            "why_not_spliced": "no direction moved bulk; segment: packet filters: ip filter INPUT handle 9 may apply",
             "process": {
                 "pid": 7, "version": "0.1.0", "command": "run", "configuration": "/etc/\u{1b}[31m.toml",
                 "state": "draining", "user": 0, "uptime_seconds": 61,
@@ -235,6 +241,7 @@ process 7: spliced 0.1.0 run /etc/\\u{1b}[31m.toml, draining, user 0, up 1m 1s, 
 control socket: /run/spliced/7.sock
 sessions by engine: copy 1, segment 2, none 4
 sessions that lose segments: 2: the connection with the server has no route
+sessions that are not spliced: 1: no direction moved bulk; segment: packet filters: ip filter INPUT handle 9 may apply
 last reload: 2026-11-27T00:00:00.000Z, failed: line 3
 
 LISTENER  ADDRESS                STATE     OPEN  ACCEPTED  JOINED  RESET

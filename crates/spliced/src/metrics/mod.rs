@@ -112,12 +112,12 @@ impl Scrape<'_> {
                 families.extend(self.look.families(&process.tallies));
                 families.extend(listeners::families(&services));
                 families.extend(servers::families(&process.backends.told()));
-                families.push(logs::family(dropped, &services));
+                families.push(logs::family(dropped));
             }
             Source::Single { listener, counts } => {
                 let (open, opened) = counts();
                 families.extend(of_single(listener, open, opened));
-                families.push(logs::family(dropped, &[]));
+                families.push(logs::family(dropped));
             }
         }
         exposition::text(families)

@@ -1,10 +1,10 @@
 //! The process: what it is, when it started, its descriptors, and its last reload.
 
-use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::registry::Unit;
 use rustix::process::{Resource, getrlimit};
+use splice_base::descriptors;
 
 use super::family::Family;
 
@@ -65,7 +65,7 @@ pub(super) fn families(about: &About) -> Vec<Family> {
         .in_unit(Unit::Seconds)
         .with(vec![], seconds(about.configured)),
     ];
-    if let Some(count) = open_descriptors() {
+    if let Some(count) = descriptors::open_now() {
         families
             .push(Family::gauge("process_open_fds", "The open descriptors.").with(vec![], count));
     }
@@ -84,31 +84,4 @@ pub(super) fn families(about: &About) -> Vec<Family> {
 fn seconds(time: SystemTime) -> f64 {
     let since = time.duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
-}
-
-/// `None` without /proc.
-fn open_descriptors() -> Option<u64> {
-    const ALL: &str = "/proc/self/fd";
-    // From Linux 6.2 on the directory says how many it has (`proc_fd_getattr`), which costs no look at each.
-    match fs::metadata(ALL).ok()?.len() {
-        // The one that reads them is among them.
-        0 => Some((fs::read_dir(ALL).ok()?.count() as u64).saturating_sub(1)),
-        count => Some(count),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn descriptors_are_counted() {
-        let listed = fs::read_dir("/proc/self/fd").expect("a directory").count() as u64;
-        let counted = open_descriptors().expect("a count");
-        // Other tests open and close some meanwhile.
-        assert!(
-            counted > 2 && counted.abs_diff(listed) < 1000,
-            "{counted} {listed}"
-        );
-    }
 }

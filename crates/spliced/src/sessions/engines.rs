@@ -5,7 +5,19 @@ use splice::EngineName;
 
 use super::Sessions;
 
-/// How many live sessions each engine has, and how many of them lose segments.
+/// Who moves the bytes of a session, and what is wrong with that.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Carried {
+    /// `None` without a pair.
+    pub(super) engine: Option<EngineName>,
+    /// Why it loses segments now.
+    pub(super) lost: Option<String>,
+    /// Why an engine in the kernel has not taken the pair, or has given it back.
+    pub(super) refused: Option<String>,
+}
+
+/// How many live sessions each engine has, how many of them lose segments, and how many were refused by an engine in the
+/// kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Engines {
     /// In the order of [`EngineName::ALL`]; the last one has those without a pair.
@@ -13,6 +25,9 @@ pub(crate) struct Engines {
     losing: u64,
     /// Why one of these does.
     why_losing: Option<String>,
+    refused: u64,
+    /// Why the youngest of these was.
+    why_refused: Option<String>,
 }
 
 impl Engines {
@@ -21,19 +36,27 @@ impl Engines {
         let mut engines = Self::default();
         sessions.visit(|some| {
             for session in some {
-                let (engine, lost) = session.engine();
-                engines.add(engine, lost);
+                engines.add(session.engine());
             }
         });
         engines
     }
 
-    fn add(&mut self, engine: Option<EngineName>, lost: Option<String>) {
+    fn add(&mut self, carried: Carried) {
+        let Carried {
+            engine,
+            lost,
+            refused,
+        } = carried;
         let place = EngineName::ALL.iter().position(|it| Some(*it) == engine);
         self.counts[place.unwrap_or(EngineName::ALL.len())] += 1;
         if let Some(why) = lost {
             self.losing += 1;
             self.why_losing.get_or_insert(why);
+        }
+        if let Some(why) = refused {
+            self.refused += 1;
+            self.why_refused = Some(why);
         }
     }
 
@@ -48,6 +71,8 @@ impl Engines {
         answer["engines"] = counts.into();
         answer["losing_segments"] = self.losing.into();
         answer["why_losing_segments"] = self.why_losing.into();
+        answer["not_spliced"] = self.refused.into();
+        answer["why_not_spliced"] = self.why_refused.into();
     }
 }
 
@@ -60,10 +85,15 @@ mod tests {
     #[test]
     fn each_engine_has_its_count() {
         let mut engines = Engines::default();
-        engines.add(None, None);
-        engines.add(Some(EngineName::Segment), Some("one".into()));
-        engines.add(Some(EngineName::Segment), Some("other".into()));
-        engines.add(Some(EngineName::Copy), None);
+        let carried = |engine, lost: Option<&str>, refused: Option<&str>| Carried {
+            engine,
+            lost: lost.map(Into::into),
+            refused: refused.map(Into::into),
+        };
+        engines.add(carried(None, None, None));
+        engines.add(carried(Some(EngineName::Segment), Some("one"), None));
+        engines.add(carried(Some(EngineName::Segment), Some("other"), None));
+        engines.add(carried(Some(EngineName::Copy), None, Some("a filter")));
         let mut answer = json!({});
         engines.tell(&mut answer);
         let expected = json!({
@@ -72,6 +102,8 @@ mod tests {
             },
             "losing_segments": 2,
             "why_losing_segments": "one",
+            "not_spliced": 1,
+            "why_not_spliced": "a filter",
         });
         assert_eq!(answer, expected);
     }

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use splice::{EngineName, Observer, Outcome};
+use splice::{Attempt, EngineName, Observer, Outcome};
 
+use super::engines::Carried;
 use crate::backend::Backend;
 use crate::plan::{Action, ListenerPlan};
 use crate::socket_address::SocketAddress;
@@ -160,10 +161,18 @@ impl Session {
     }
 
     /// The engine that has the pair, and why segments of it get lost now, if they do.
-    pub(super) fn engine(&self) -> (Option<EngineName>, Option<String>) {
-        let pair = self.facts().pair.clone();
-        let lost = pair.as_ref().and_then(Observer::why_lost);
-        (pair.map(|pair| pair.engine().0), lost)
+    pub(super) fn engine(&self) -> Carried {
+        let Some(pair) = self.facts().pair.clone() else {
+            return Carried::default();
+        };
+        let (engine, why) = pair.engine();
+        let is_spliced = matches!(engine, EngineName::Segment | EngineName::Sockmap);
+        let was_refused = !is_spliced && pair.attempts().any(is_refusal);
+        Carried {
+            engine: Some(engine),
+            lost: pair.why_lost(),
+            refused: was_refused.then(|| why.into_owned()),
+        }
     }
 
     /// Adds what has moved since the last time to its tally. Returns that, the engine that has the pair, and whether
@@ -289,6 +298,22 @@ impl Facts {
     pub(crate) fn client_name(&self) -> String {
         let client = self.client.as_ref().map(SocketAddress::to_string);
         client.unwrap_or_default()
+    }
+}
+
+/// Whether an engine in the kernel was in question for a pair, and something was in its way.
+fn is_refusal(attempt: Attempt) -> bool {
+    match attempt {
+        Attempt::Taken | Attempt::Declined => false,
+        Attempt::GivenBackByNetwork
+        | Attempt::GivenBackByFilters
+        | Attempt::GivenBack
+        | Attempt::Network
+        | Attempt::Sockets
+        | Attempt::Filters
+        | Attempt::Unavailable => true,
+        // Those that this version does not know.
+        _ => false,
     }
 }
 

@@ -282,7 +282,31 @@ fn a_missing_capability_is_named() {
     if available(Need::Bpf) {
         let report = with(",+bpf,+net_admin,+perfmon");
         assert_eq!(verdict(&report, "sockmap"), "yes", "{report}");
+        // bpf(2) takes it for each of them, and netlink does not.
+        let report = with(",+sys_admin");
+        assert_eq!(verdict(&report, "sockmap"), "yes", "{report}");
+        let (reason, _) = refusal(&report, "segment");
+        assert_eq!(reason, "this process lacks CAP_NET_ADMIN");
     }
+}
+
+#[test]
+fn a_remedy_is_told_once() {
+    let mut command = Process::command("setpriv");
+    command
+        .args(["--bounding-set=-all", "--inh-caps=-all", "--"])
+        .args([BINARY, "doctor"])
+        .env_remove("SPLICED_LOG");
+    if !available(Need::Root) {
+        return;
+    }
+    let text = String::from_utf8(output(&mut command).stdout).expect("text");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let count = |part: &str| words.matches(part).count();
+    assert_eq!(count("(setcap on"), 1, "{text}");
+    assert_eq!(count("Remedy: that of sockmap"), 1, "{text}");
+    let others = count("not tried: maps of sockets cannot be used: as engine sockmap");
+    assert!(others > 5, "{text}");
 }
 
 #[test]
@@ -303,7 +327,10 @@ fn it_shows_what_the_programs_of_relays_have_counted() {
     let (_, counts) = text
         .split_once("Segments in the relays")
         .expect("a part of the text");
-    assert!(counts.contains("  translated "), "{counts}");
+    assert!(
+        counts.contains(" rewritten and sent on (translated)\n"),
+        "{counts}"
+    );
 }
 
 #[test]

@@ -311,6 +311,11 @@ impl Relay {
         });
     }
 
+    /// The number of its descriptors, whatever they are.
+    pub(crate) fn all_descriptors(&self) -> usize {
+        self.entries("fd").len()
+    }
+
     /// The number of its descriptors, without those of BPF programs, which stay open after their first
     /// use.
     pub(crate) fn descriptors(&self) -> usize {

@@ -8,6 +8,7 @@ mod brief_socket;
 mod failure;
 mod handle;
 mod per_namespace;
+mod room;
 mod watch;
 mod watched;
 
@@ -35,6 +36,7 @@ use super::calls::Calls;
 use super::flow_slots::{FlowSlots, Offer};
 use super::grace::Grace;
 use super::patience::Settings;
+use super::returns::Returns;
 use crate::firewall::Firewall;
 use crate::routing::Routing;
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
@@ -85,6 +87,7 @@ pub(crate) struct Datapath {
     counts: Map,
     firewall: Watched<Firewall>,
     routing: Watched<Routing>,
+    returns: Returns,
     flows: SharedArray<SegmentFlow>,
     /// At the index of their flow.
     change_overs: SharedArray<SegmentChangeOver>,
@@ -209,6 +212,7 @@ impl Datapath {
     }
 
     fn new(forward_slots: u32) -> Result<Self> {
+        room::require()?;
         let slots = PAIRS + forward_slots;
         let object = load("segment", objects::SEGMENT, |opened| {
             opened.resize("segment_flows", slots)?;
@@ -272,9 +276,15 @@ impl Datapath {
             attaching: Mutex::new(()),
             firewall: Watched::default(),
             routing: Watched::default(),
+            returns: Returns::default(),
             settings: Settings::here(),
             flows,
         })
+    }
+
+    /// Where pairs are told of that go back for what a peer or its path does.
+    pub(super) fn returns(&self) -> &Returns {
+        &self.returns
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -148,6 +148,10 @@ impl Segment {
         let refusal = self
             .why_back(flow)
             .unwrap_or_else(|| Cause::State.because("the reason is over"));
+        // Whoever watches filters, routes and devices tells of them.
+        if flow.untranslatable().is_some() {
+            self.datapath.returns().tell(&refusal.why, pair.now);
+        }
         self.let_pass(flow);
         flow.return_to_sockets(leftover.each_ref().map(Leftover::sent_to));
         // One that comes from here on goes to its socket.

@@ -34,6 +34,7 @@ mod leftover;
 mod liveness;
 pub(crate) mod pace;
 mod patience;
+mod returns;
 #[cfg(test)]
 mod sample;
 mod sleepers;

@@ -180,8 +180,10 @@ fn a_limit_of_descriptors_that_keeps_segment_from_being_loaded_is_told_once() {
         String::from_utf8(status.stdout).expect("text")
     };
     let why = format!(
-        "engine segment cannot be used: the process has no file descriptors left: its limit (RLIMIT_NOFILE) is {limit}; \
-         raise RLIMIT_NOFILE (ulimit -n, or LimitNOFILE= of its service)"
+        "engine segment cannot be used: of the {limit} file descriptors that the process may have (RLIMIT_NOFILE), fewer than \
+         92 are free: 60 for the program and 32 for connections; raise RLIMIT_NOFILE to {} (ulimit -n, or LimitNOFILE= of \
+         its service)",
+        limit + 92
     );
     let line = format!(" WARN connections are copied and not spliced: {why}");
     for _ in 0..2 {

@@ -48,6 +48,15 @@ fn goes_back(stage: &Stage, narrow: impl FnOnce()) {
         let why = entry["why_engine"].as_str().expect("a reason");
         assert!(why.contains("are too long for the path"), "{entry}");
     }
+    if stage.splices() {
+        let line = "segments are too long for the path to the other peer";
+        let line = stage.hop().relay.wait_logged(line);
+        let goes = " INFO ";
+        assert!(
+            line.contains(goes) && line.contains(" to the network stack: "),
+            "{line}"
+        );
+    }
 }
 
 /// The same, whatever moves them.

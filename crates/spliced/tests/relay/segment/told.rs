@@ -8,23 +8,30 @@ use super::hop::Hop;
 use crate::metrics::reading::{Reading, wait_for};
 use crate::patience::until;
 use crate::peer::Peer;
-use crate::relay::{command, output};
+use crate::relay::{BINARY, command, output};
 use crate::server::Server;
 
 /// A lab with a relay that has one spliced connection.
 struct Spliced {
     lab: Lab,
     hop: Hop,
+    server: Server,
     near: Peer,
     far: Peer,
 }
 
 impl Spliced {
     fn new() -> Self {
+        Self::by("segment")
+    }
+
+    fn by(engine: &str) -> Self {
         let lab = Lab::new().expect("a lab");
         let server = Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
         let listen = format!("{}:0", Lab::RELAY_V4);
-        let hop = Hop::in_namespace(lab.relay(), &listen, &server.address);
+        let mut command = lab.relay().command(BINARY);
+        command.args(["relay", &listen, &server.address, "--engine", engine]);
+        let hop = Hop::spawn(&mut command);
         let near = lab.client().enter(|| Peer::connect(hop.address()));
         let (near, far) = (near.expect("entered"), server.accept());
         until("it is spliced", || {
@@ -37,6 +44,7 @@ impl Spliced {
         let spliced = Self {
             lab,
             hop,
+            server,
             near,
             far,
         };
@@ -187,4 +195,34 @@ fn a_connection_that_went_back_tells_that_it_was_spliced() {
             .expect(why);
         assert!(moved > 0 && after.starts_with(case.why), "{why}");
     }
+}
+
+/// A rule that comes after the start keeps new connections from being spliced, and is told where an operator looks first.
+#[test]
+fn status_says_why_new_connections_are_copied() {
+    if !available(Need::Root) || !available(Need::Nft) {
+        return;
+    }
+    let spliced = Spliced::by("auto");
+    let words = "\nsessions that are not spliced: ";
+    assert!(!spliced.asked(&["status"]).contains(words));
+    run(spliced.lab.relay(), CASES[0].program, CASES[0].arguments);
+    until("it has gone back", || {
+        spliced.near.write_number(3);
+        assert_eq!(spliced.far.read_number(), 3);
+        spliced.promotions("given_back_filters") == 1
+    });
+    let connected = spliced.lab.client();
+    let near = connected.enter(|| Peer::connect(spliced.hop.address()));
+    let (near, far) = (near.expect("entered"), spliced.server.accept());
+    until("both are told, with the rule", || {
+        near.write_number(4);
+        assert_eq!(far.read_number(), 4);
+        let text = spliced.asked(&["status"]);
+        let line = text.lines().find(|line| line.starts_with(words.trim()));
+        line.is_some_and(|line| {
+            line.starts_with("sessions that are not spliced: 2: ")
+                && line.contains("packet filters: ip t in handle 2 logs")
+        })
+    });
 }
