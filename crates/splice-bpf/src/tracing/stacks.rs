@@ -35,18 +35,18 @@ pub struct Stacks {
 }
 
 impl Stacks {
-    /// Attaches to those tracepoints that this kernel has.
+    /// Attaches to those tracepoints that this kernel has, but for `without`.
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused)
-    pub fn attach() -> Result<Self> {
+    pub fn attach(without: &[&str]) -> Result<Self> {
         let kernel = kernel_types()?;
         let object = load("trace_stacks", objects::TRACE_STACKS, |opened| {
             leave_out_missing(opened, &kernel)
         })?;
         let mut links = Vec::new();
         for point in trace_point::NAMES {
-            if is_there(&kernel, point) {
+            if is_there(&kernel, point) && !without.contains(&point) {
                 links.push(object.attach_to_tracepoint(&program_at(point))?);
             }
         }

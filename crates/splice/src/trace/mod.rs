@@ -47,6 +47,15 @@ impl Means {
     }
 }
 
+/// At which tracepoints [`Means::Stacks`] looks. All processes of the host pay for each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Points {
+    /// At each that it knows.
+    All,
+    /// Not at those of the memory allocator, which are met most often. Some functions that call it are missing then.
+    Sparse,
+}
+
 #[derive(Debug)]
 enum Programs {
     Functions(Functions, Vec<TraceEvent>),
@@ -64,20 +73,24 @@ impl Recorder {
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused), with the remedy.
-    pub fn new() -> Result<Self> {
-        Self::with(Means::Functions).or_else(|_| Self::with(Means::Stacks))
+    pub fn new(points: Points) -> Result<Self> {
+        Self::with(Means::Functions, points).or_else(|_| Self::with(Means::Stacks, points))
     }
 
     /// Attaches by the given means.
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused), with the remedy.
-    pub fn with(means: Means) -> Result<Self> {
+    pub fn with(means: Means, points: Points) -> Result<Self> {
+        let without = match points {
+            Points::All => &[],
+            Points::Sparse => stacks::MEMORY,
+        };
         let programs = match means {
             Means::Functions => Functions::attach(&functions::targets())
                 .map(|programs| Programs::Functions(programs, Vec::new())),
             Means::Stacks => {
-                Stacks::attach().map(|programs| Programs::Stacks(programs, Vec::new()))
+                Stacks::attach(without).map(|programs| Programs::Stacks(programs, Vec::new()))
             }
         };
         let programs = programs.map_err(|error| refused(&error))?;

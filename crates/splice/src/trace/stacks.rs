@@ -65,6 +65,15 @@ const ALLOCATORS: &[&str] = &[
     "allocate_slab",
 ];
 
+/// The tracepoints of the memory allocator.
+pub(super) const MEMORY: &[&str] = &[
+    "kmem_cache_alloc",
+    "kmem_cache_free",
+    "kmalloc",
+    "kfree",
+    "mm_page_alloc",
+];
+
 /// Tracepoints that are moments of the message's way.
 const MOMENTS: &[&str] = &[
     "workqueue_queue_work",

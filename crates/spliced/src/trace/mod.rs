@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use splice::trace::{Means, Recorder, Trace};
+use splice::trace::{Means, Points, Recorder, Trace};
 
 use self::live::Watched;
 use self::stage::Stage;
@@ -74,9 +74,14 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
         () => Some(Watched::connections(&args.connection)?),
     };
     let begin = Instant::now();
+    // Beside connections of others, everybody on the host is to pay little.
+    let points = match watched {
+        None => Points::All,
+        Some(_) => Points::Sparse,
+    };
     let mut recorder = match args.means {
-        Some(means) => Recorder::with(means.means())?,
-        None => Recorder::new()?,
+        Some(means) => Recorder::with(means.means(), points)?,
+        None => Recorder::new(points)?,
     };
     let observed = Observed {
         means: recorder.means(),
