@@ -12,7 +12,7 @@ use self::pages::{Printed, printed};
 use self::stand::Stand;
 
 /// Command lines that are not run, by what they begin with, and why. Tests run most of these commands in other words.
-const NOT_RUN: [(&str, &str); 10] = [
+const NOT_RUN: [(&str, &str); 14] = [
     ("cargo build ", "takes minutes: CI builds"),
     (
         "cargo run -p splice-sockmap ",
@@ -35,9 +35,16 @@ const NOT_RUN: [(&str, &str); 10] = [
     ),
     ("spliced top", "needs a terminal: `top`"),
     (
+        "spliced mesh :7000 --frame u32be@0 --register ",
+        "needs a file of tokens: `mesh::registration`",
+    ),
+    (
         "spliced trace --connection ",
         "waits for other hosts: `trace`",
     ),
+    ("spliced trace --session ", "waits for a message: `trace`"),
+    ("spliced trace --listener ", "waits for a message: `trace`"),
+    ("spliced trace --filter ", "waits for a message: `trace`"),
 ];
 
 /// What serves until a signal ends it.
