@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use splice_base::error::{Error, Result};
 
 use crate::libbpf::{checked, refused};
+use crate::map::Map;
 
 /// The counters of every array per CPU with this name and so many counters, whoever has made it, by the array's
 /// number.
@@ -31,22 +32,32 @@ pub fn counters(name: &str, count: usize) -> Result<BTreeMap<u32, Vec<u64>>> {
         if !is_meant {
             continue;
         }
-        let mut counters = Vec::with_capacity(count);
-        for index in 0..count as u32 {
-            let key = index.to_ne_bytes();
-            let of_cpus = map
-                .lookup_percpu(&key, MapFlags::ANY)
-                .map_err(|error| refused(format!("the BPF map {name} cannot be read"), &error))?;
-            let sum = of_cpus
-                .iter()
-                .flatten()
-                .filter_map(|bytes| Some(u64::from_ne_bytes(bytes.as_slice().try_into().ok()?)))
-                .sum::<u64>();
-            counters.push(sum);
-        }
+        let counters = sums(&map, name, count as u32)?;
         found.insert(id, counters);
     }
     Ok(found)
+}
+
+impl Map {
+    /// The counters of an array per CPU, each the sum over all CPUs.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn counters(&self) -> Result<Vec<u64>> {
+        sums(&self.fd, self.name, self.entries)
+    }
+}
+
+fn sums(map: &MapHandle, name: &str, count: u32) -> Result<Vec<u64>> {
+    let of_cpus = |index: u32| {
+        let of_cpus = map
+            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|error| refused(format!("the BPF map {name} cannot be read"), &error))?;
+        let counts = (of_cpus.iter().flatten())
+            .filter_map(|bytes| Some(u64::from_ne_bytes(bytes.as_slice().try_into().ok()?)));
+        Ok(counts.sum())
+    };
+    (0..count).map(of_cpus).collect()
 }
 
 /// The map with the next greater number.

@@ -238,7 +238,15 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
 /// # Errors
 /// Where the process may not list the BPF maps of this machine, which takes `CAP_SYS_ADMIN`.
 pub fn segment_counts() -> Result<Vec<(&'static str, u64)>> {
-    segment::datapath::counts()
+    segment::datapath::counts::of_all()
+}
+
+/// The same of this process alone, for which it needs no right. Empty as long as it has not used the engine.
+///
+/// # Errors
+/// The error of bpf(2).
+pub fn segment_counts_of_process() -> Result<Vec<(&'static str, u64)>> {
+    segment::datapath::counts::of_process()
 }
 
 /// How many entries the process's maps of sockets have: sources, targets, indices.

@@ -16,6 +16,7 @@ mod family;
 mod listeners;
 mod logs;
 mod process;
+mod programs;
 mod servers;
 mod sessions;
 
@@ -113,6 +114,7 @@ impl Scrape<'_> {
                 families.extend(listeners::families(&services));
                 families.extend(servers::families(&process.backends.told()));
                 families.push(logs::family(dropped));
+                families.push(programs::family());
             }
             Source::Single { listener, counts } => {
                 let (open, opened) = counts();

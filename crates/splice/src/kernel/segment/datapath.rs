@@ -5,6 +5,7 @@ mod attachment;
 mod before;
 mod behind;
 mod brief_socket;
+pub(crate) mod counts;
 mod failure;
 mod handle;
 mod per_namespace;
@@ -12,7 +13,7 @@ mod room;
 mod watch;
 mod watched;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -45,22 +46,18 @@ use splice_base::reserve::Reserve;
 use splice_base::shortage::is_shortage;
 #[cfg(test)]
 use splice_bpf::types::SegmentErrors;
+use splice_bpf::types::segment_state as state;
 use splice_bpf::types::{
     SegmentChangeOver, SegmentEnd, SegmentFlow, SegmentGate, SegmentInspection, SegmentListener,
     SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
 };
-use splice_bpf::types::{segment_reason as reason, segment_state as state};
 use splice_bpf::{
     AttachMode, Claimed, ForeignPrograms, Map, Program, SharedArray, clock, load, objects,
-    statistics,
 };
 use splice_firewall::{Links, Tracking};
 
 /// The datapaths of this process.
 static DATAPATHS: PerNamespace<Datapath> = PerNamespace::new();
-
-/// The map with the counters. The kernel keeps 15 characters of a name.
-const COUNTS_MAP: &str = "segment_counts";
 
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
 pub(super) const LOOPBACK: u32 = 1;
@@ -83,7 +80,6 @@ pub(crate) struct Datapath {
     tracked: Program,
     asleep: Program,
     tuples: Map,
-    #[cfg(test)]
     counts: Map,
     firewall: Watched<Firewall>,
     routing: Watched<Routing>,
@@ -134,26 +130,6 @@ struct Table {
     displaced: HashMap<u32, Vec<Preceding>>,
     /// Devices that another thread works on, or that refused the program.
     attach_states: HashMap<u32, AttachState>,
-}
-
-/// How many segments each reason of `bpf/lib/reasons.h` has counted, by its name: in all network namespaces,
-/// since the programs were loaded, by whatever process. Empty if no program is loaded.
-///
-/// # Errors
-/// If the process may not list the BPF maps of this machine.
-pub(crate) fn counts() -> Result<Vec<(&'static str, u64)>> {
-    let of_maps = counts_by_map()?;
-    if of_maps.is_empty() {
-        return Ok(Vec::new());
-    }
-    let sum = |reason: usize| of_maps.values().map(|counts| counts[reason]).sum();
-    let names = reason::NAMES.into_iter().enumerate();
-    Ok(names.map(|(reason, name)| (name, sum(reason))).collect())
-}
-
-/// The same of each datapath, by the number of its map.
-fn counts_by_map() -> Result<BTreeMap<u32, Vec<u64>>> {
-    statistics::counters(COUNTS_MAP, reason::NAMES.len())
 }
 
 impl Datapath {
@@ -263,8 +239,7 @@ impl Datapath {
             tracked: object.program("segment_tracked")?,
             asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
-            #[cfg(test)]
-            counts: object.map(COUNTS_MAP)?,
+            counts: object.map(counts::MAP)?,
             table: Mutex::new(Table {
                 slots: FlowSlots::new(PAIRS),
                 owners: HashMap::new(),
@@ -425,12 +400,10 @@ impl Datapath {
         both.map(|bytes| bytes.load(Relaxed)).sum()
     }
 
-    /// What [`counts`] adds up for this datapath.
+    /// What it has counted.
     #[cfg(test)]
     pub(super) fn own_counts(&self) -> Vec<u64> {
-        let number = self.counts.id().expect("its number");
-        let mut of_maps = counts_by_map().expect("root may read them");
-        of_maps.remove(&number).expect("it is loaded")
+        self.counts.counters().expect("counters")
     }
 
     #[cfg(test)]

@@ -105,6 +105,9 @@ fn counts_what_has_moved(engine: EngineName) {
         assert_eq!(reading.sum(&count, &taken[..1]), 1, "{times}");
     }
     assert_eq!(moved(&reading), SENT);
+    let translated = [("result", "translated")];
+    let has_translated = reading.sum("spliced_segments_total", &translated) > 0;
+    assert_eq!(has_translated, engine == EngineName::Segment);
     assert_eq!(reading.sum("spliced_sessions_ended_total", &[]), 1);
     assert_eq!(reading.sum("spliced_sessions_opened_total", &[]), 1);
     assert_eq!(reading.sum("spliced_server_connections_total", &[]), 1);

@@ -32,6 +32,12 @@ impl<T> PerNamespace<T> {
         all.push((namespace, Arc::downgrade(&one)));
         Ok(one)
     }
+
+    /// Those that there are.
+    pub(in crate::kernel::segment) fn all(&self) -> Vec<Arc<T>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(|(_, one)| one.upgrade()).collect()
+    }
 }
 
 #[cfg(test)]
