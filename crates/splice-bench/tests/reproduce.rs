@@ -212,6 +212,29 @@ fn an_engine_without_an_echo_is_named_with_its_reason() {
 }
 
 #[test]
+fn a_check_is_timed_for_each_configuration() {
+    let scratch = Scratch::new("reproduce").expect("a directory");
+    scratch
+        .write("one.toml", "[[listener]]\n")
+        .expect("written");
+    // It is no measurement if the check was not one.
+    let spliced = script(
+        &scratch,
+        "[ \"$1 $2\" = 'check --config' ] && grep -q 'listener' \"$3\" || kill -9 $$",
+    );
+    let examples = scratch.path().display();
+    let arguments = format!("configurations --rounds 3 --listeners 7 --examples {examples}");
+    let (output, text) = run(&arguments, Some(&spliced));
+    assert!(output.status.success(), "{text}");
+    for row in ["\none ", "\n7-listeners "] {
+        assert!(text.contains(row), "{text}");
+    }
+    scratch.write("one.toml", "").expect("written");
+    let (output, text) = run(&arguments, Some(&spliced));
+    assert!(!output.status.success(), "{text}");
+}
+
+#[test]
 fn datagrams_before_loss_are_measured_beside_peers() {
     let one_cpu = thread::available_parallelism().map_or(1, Into::into) < 2;
     let missing = program("nginx")

@@ -50,6 +50,29 @@ pub(crate) enum Experiment {
 
     /// Ping-pong on one of many connections, while another one is traced or not
     Trace(Trace),
+
+    /// How long 'spliced check' takes for the examples, and for many listeners
+    Configurations(Configurations),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Configurations {
+    /// The spliced program to measure
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: PathBuf,
+
+    /// The directory with the examples
+    #[arg(long, value_name = "DIR", default_value = "examples")]
+    pub(crate) examples: PathBuf,
+
+    /// Configurations with so many listeners
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [50, 1000],
+          value_parser = clap::value_parser!(u16).range(1..=40_000))]
+    pub(crate) listeners: Vec<u16>,
+
+    /// Number of interleaved rounds
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
 }
 
 #[derive(Debug, Args)]

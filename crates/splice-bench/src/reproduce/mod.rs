@@ -3,6 +3,7 @@
 
 pub(crate) mod arguments;
 mod bypass;
+mod configurations;
 mod cpu;
 mod echo;
 mod latency;
@@ -29,6 +30,7 @@ pub(crate) fn run(arguments: Reproduce) -> Result<ExitCode> {
         Experiment::Echo(arguments) => echo::run(arguments.sized()),
         Experiment::Relay(arguments) => relay::run(&arguments),
         Experiment::Bypass(arguments) => bypass::run(&arguments),
+        Experiment::Configurations(arguments) => configurations::run(&arguments),
         Experiment::Cpu(arguments) => cpu::run(&arguments),
         Experiment::Mesh(arguments) => mesh::run(&arguments),
         Experiment::Scrape(arguments) => scrape::run(&arguments),
