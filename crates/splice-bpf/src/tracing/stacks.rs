@@ -26,6 +26,7 @@ const PROGRAM_PREFIX: &str = "trace_";
 pub struct Stacks {
     /// Before the object, so that nothing records any more when that goes.
     links: Vec<libbpf_rs::Link>,
+    missing: Vec<&'static str>,
     recording: Recording,
     marks: Map,
     symbols: SharedArray<TraceSymbol>,
@@ -45,13 +46,17 @@ impl Stacks {
             leave_out_missing(opened, &kernel)
         })?;
         let mut links = Vec::new();
+        let mut missing = Vec::new();
         for point in trace_point::NAMES {
-            if is_there(&kernel, point) && !without.contains(&point) {
+            if !is_there(&kernel, point) {
+                missing.push(point);
+            } else if !without.contains(&point) {
                 links.push(object.attach_to_tracepoint(&program_at(point))?);
             }
         }
         Ok(Self {
             links,
+            missing,
             recording: Recording::of(&object)?,
             marks: object.map("marks")?,
             symbols: object.map("symbols")?.share_values()?,
@@ -69,6 +74,11 @@ impl Stacks {
     /// How many tracepoints there are.
     pub fn points(&self) -> usize {
         self.links.len()
+    }
+
+    /// The tracepoints that this kernel does not have.
+    pub fn missing(&self) -> &[&'static str] {
+        &self.missing
     }
 
     /// As [`Functions::start`](super::Functions::start); of `process`, the system calls of all its

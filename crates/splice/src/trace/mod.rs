@@ -113,6 +113,18 @@ impl Recorder {
         }
     }
 
+    /// The functions or tracepoints that this kernel does not have, or takes no program at.
+    pub fn missing(&self) -> Vec<&'static str> {
+        match &self.programs {
+            Programs::Functions(programs, _) => {
+                let has = |name| programs.functions().iter().any(|one| one.name == name);
+                let names = functions::targets().into_iter().map(|target| target.name);
+                names.filter(|name| !has(*name)).collect()
+            }
+            Programs::Stacks(programs, _) => programs.missing().to_vec(),
+        }
+    }
+
     /// Begins to record what concerns these connections, of which only the first [`CONNECTIONS_MOST`]
     /// count. With `own`, also what the threads of this process do without a socket.
     ///

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::tree::{Call, Irq, Trace, Value};
 
-/// Functions that copy the bytes of a message, from or to a process's memory, unless a function below does it.
+/// Functions that copy the bytes of a message, from or to a process's memory, unless a function below does it. So does what
+/// has handed bytes over by `recvmsg` (`sock_recv_length`).
 const COPIES: &[&str] = &[
     "tcp_sendmsg_locked",
     "udp_sendmsg",
@@ -43,9 +44,9 @@ const SOCKETS: &[&str] = &[
     "udpv6_sendmsg",
 ];
 
-/// States of a TCP socket from the first end of a stream on (`include/net/tcp_states.h`): `TCP_FIN_WAIT1` to
-/// `TCP_LAST_ACK`, and `TCP_CLOSING`.
-const ENDING: &[i64] = &[4, 5, 6, 7, 8, 9, 11];
+/// States of a TCP socket whose streams have both ended, or which was reset (`include/net/tcp_states.h`): `TCP_TIME_WAIT`,
+/// `TCP_CLOSE`, `TCP_LAST_ACK` and `TCP_CLOSING`. After one end of a stream, the other one may go on.
+const ENDED: &[i64] = &[6, 7, 9, 11];
 
 /// A message's way in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,11 +101,11 @@ impl Trace {
         has
     }
 
-    /// Whether a stream was ended, or the connection reset.
+    /// Whether a connection ended: both of its streams, or by a reset.
     pub fn has_end(&self) -> bool {
         let is_end = |call: &Call| {
             call.function == "inet_sock_set_state"
-                && matches!(call.result, Some(Value::Number(state)) if ENDING.contains(&state))
+                && matches!(call.result, Some(Value::Number(state)) if ENDED.contains(&state))
         };
         let mut has = false;
         self.each(&mut |call| has |= is_end(call));
@@ -143,7 +144,8 @@ fn is_at(names: &[&str], call: &Call) -> bool {
 /// Returns whether it copies, itself or below.
 fn mark(call: &mut Call, irq: Option<Irq>, refers: bool) -> bool {
     let is = |names: &[&str]| names.contains(&call.function.as_str());
-    let (is_softirq, may_copy) = (is(SOFTIRQS), !refers && is(COPIES));
+    let has_handed_over = call.calls.iter().any(|it| is_at(&["sock_recv_length"], it));
+    let (is_softirq, may_copy) = (is(SOFTIRQS), !refers && (is(COPIES) || has_handed_over));
     let refers = refers || is(REFERS);
     call.irq = if is_softirq { Some(Irq::Soft) } else { irq };
     let mut has_copied = false;
@@ -251,10 +253,12 @@ mod tests {
             "tcp_fin",
             vec![
                 point("netif_receive_skb", 0, 0),
-                point("inet_sock_set_state", 0, 8),
+                point("inet_sock_set_state", 0, 9),
             ],
         )]);
         assert!(!end.has_message() && end.has_end());
+        // TCP_CLOSE_WAIT: the other stream may go on.
+        assert!(!trace(vec![point("inet_sock_set_state", 0, 8)]).has_end());
         assert!(trace(vec![point("sock_recv_length", 0, 7)]).has_message());
         assert!(!trace(vec![point("sock_recv_length", 0, -11)]).has_message());
     }

@@ -458,7 +458,8 @@ impl Running {
         }
         let person = self.present.leave(member);
         if let (Some(log), Some(person)) = (&self.access_log, person) {
-            log_line(log, &self.address, member, &person, why, counters);
+            let engine = self.mesh.engine();
+            log_line(log, &self.address, engine, member, &person, why, counters);
         }
     }
 }
@@ -466,6 +467,7 @@ impl Running {
 fn log_line(
     log: &AccessLog,
     address: &str,
+    engine: EngineName,
     member: u64,
     person: &Person,
     why: &str,
@@ -488,8 +490,11 @@ fn log_line(
         route: None,
         backend: None,
         server: None,
-        engine: Some(EngineName::Sockmap.as_str()),
-        why_engine: "the kernel delivers the frames of a mesh",
+        engine: Some(engine.as_str()),
+        why_engine: match engine {
+            EngineName::Copy => "user space delivers the frames of this mesh",
+            _ => "the kernel delivers the frames of this mesh",
+        },
         moved: Some([
             moved(
                 counters.sent_bytes,

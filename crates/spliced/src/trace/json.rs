@@ -12,7 +12,8 @@ pub(super) fn of(observed: &Observed, traces: &[Traced]) -> Value {
         "kernel": rustix::system::uname().release().to_string_lossy(),
         "means": observed.means.as_str(),
         "places": observed.places,
-        "attached_in_ms": observed.attached_in.as_secs_f64() * 1e3,
+        "missing": observed.missing,
+        "attached_in_ms": observed.attached_in.as_micros() as f64 / 1e3,
         "traces": traces.iter().map(traced).collect::<Vec<_>>(),
     })
 }

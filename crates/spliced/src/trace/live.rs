@@ -61,9 +61,12 @@ pub(super) fn trace(
 ) -> Result<Vec<Traced>> {
     let wait = args.wait.unwrap_or(WAIT);
     let mut traces = Vec::new();
+    let mut has_ended = false;
     for number in 1..=args.messages.unwrap_or(1) {
-        let trace = message(watched, wait, recorder);
+        let trace = message(watched, has_ended, wait, recorder);
         let has_failed = trace.is_err();
+        // The end may come with the message.
+        has_ended |= trace.as_ref().is_ok_and(Trace::has_end);
         if has_failed && number == 1 {
             trace?;
             break;
@@ -80,12 +83,21 @@ pub(super) fn trace(
     Ok(traces)
 }
 
-/// The next message.
-fn message(watched: &Watched, wait: Duration, recorder: &mut Recorder) -> Result<Trace> {
+/// The next message. With `has_ended`, a connection has ended before.
+fn message(
+    watched: &Watched,
+    mut has_ended: bool,
+    wait: Duration,
+    recorder: &mut Recorder,
+) -> Result<Trace> {
     let begin = Instant::now();
-    let mut has_ended = false;
     let name = &watched.name;
     loop {
+        if has_ended && watched.are_known {
+            bail!(
+                "{name} ended before a message passed; name one that goes on ('spliced sessions', ss -tn)"
+            );
+        }
         let Some(trace) = recorded(watched, begin + wait, recorder)? else {
             bail!(
                 "no message passed on {name} within {}{}; see that it is a connection of this host (ss -tn), or set a \
@@ -103,11 +115,6 @@ fn message(watched: &Watched, wait: Duration, recorder: &mut Recorder) -> Result
             return Ok(trace);
         }
         has_ended |= trace.has_end();
-        if has_ended && watched.are_known {
-            bail!(
-                "{name} ended before a message passed; name one that goes on ('spliced sessions', ss -tn)"
-            );
-        }
     }
 }
 

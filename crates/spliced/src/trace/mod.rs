@@ -11,7 +11,7 @@ mod trial;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use splice::trace::{Means, Points, Recorder, Trace};
 
 use self::live::Watched;
@@ -45,6 +45,8 @@ struct Observed {
     means: Means,
     /// How many functions or tracepoints have a program.
     places: usize,
+    /// Where this kernel has none, or takes no program.
+    missing: Vec<&'static str>,
     attached_in: Duration,
 }
 
@@ -54,8 +56,12 @@ impl Observed {
             Means::Functions => "functions",
             Means::Stacks => "tracepoints",
         };
+        let missing = match &self.missing[..] {
+            [] => String::new(),
+            names => format!(", but not to {}, which this kernel lacks", names.join(", ")),
+        };
         format!(
-            "attached to {} {places} in {} ms",
+            "attached to {} {places} in {} ms{missing}",
             self.places,
             self.attached_in.as_millis()
         )
@@ -86,6 +92,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     let observed = Observed {
         means: recorder.means(),
         places: recorder.places(),
+        missing: recorder.missing(),
         attached_in: begin.elapsed(),
     };
     if let Some(watched) = &watched {
@@ -134,6 +141,12 @@ fn trials(args: &TraceArgs, recorder: &mut Recorder) -> Result<Vec<Traced>> {
             places,
             trace,
         });
+    }
+    // One that does not work here is no failure, but all of them are.
+    if traces.iter().all(|traced| traced.trace.is_err())
+        && let Some(first) = traces.pop()
+    {
+        first.trace.context("no way can be traced")?;
     }
     Ok(traces)
 }

@@ -56,7 +56,9 @@ pub(super) fn pick(args: &TraceArgs) -> Result<Watched> {
 /// Why it cannot be traced, in words.
 fn watched(row: &Row) -> Result<Watched, String> {
     let Some(source) = &row.source else {
-        return Err("has no TCP connection with a target".into());
+        return Err(
+            "has no TCP connection with a target; name its connections with --connection".into(),
+        );
     };
     let client = row.peer.as_ref().unwrap_or(&row.client);
     let filter = |text: &str| {

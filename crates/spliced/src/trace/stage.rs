@@ -159,7 +159,7 @@ fn connection(
     host: Ipv4Addr,
     [from, to]: [Option<&Namespace>; 2],
 ) -> Result<(TcpStream, TcpStream)> {
-    const CANNOT: &str = "cannot make a TCP connection";
+    const CANNOT: &str = "cannot make a TCP connection; set the interface lo up";
     let listener = in_namespace(to, || TcpListener::bind((host, 0)).context(CANNOT))?;
     let address: SocketAddr = listener.local_addr().context(CANNOT)?;
     let one = in_namespace(from, || TcpStream::connect(address).context(CANNOT))?;

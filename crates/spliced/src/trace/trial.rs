@@ -113,7 +113,9 @@ impl Relay {
         near: TcpStream,
         far: TcpStream,
     ) -> Result<Self> {
-        engine.can_take(Kind::Tcp4)?;
+        // In words of their own: that an engine is refused is no wrong usage here.
+        let can = engine.probe().and_then(|()| engine.can_take(Kind::Tcp4));
+        can.map_err(|error| anyhow!("{error}"))?;
         let (ready, started) = channel();
         let stage = Arc::clone(stage);
         let work = move || {

@@ -10,7 +10,7 @@ use netlab::{Need, Process, Scratch, available};
 use serde_json::Value;
 
 use crate::doctor::{NOBODY, for_anybody};
-use crate::relay::command;
+use crate::relay::{BINARY, command};
 use crate::usage::failure;
 
 /// The message of a trial.
@@ -284,6 +284,42 @@ fn the_text_is_a_tree() {
         opened > 0 && opened == closed,
         "{opened} and {closed}: {text}"
     );
+}
+
+#[test]
+fn a_host_whose_loopback_is_down_can_trace_nothing() {
+    if !available(Need::Netns) || !available(Need::Bpf) {
+        return;
+    }
+    let mut apart = Process::command("unshare");
+    apart
+        .args(["--net", "--", BINARY, "trace"])
+        .env_remove("SPLICED_LOG");
+    let sentence = failure(&mut apart, 1);
+    assert!(sentence.contains("no way can be traced"), "{sentence}");
+    assert!(sentence.contains("set the interface lo up"), "{sentence}");
+}
+
+#[test]
+fn an_engine_that_lacks_a_right_says_so() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    for engine in ["sockmap", "segment"] {
+        let mut without = Process::command("setpriv");
+        without
+            .args([
+                "--bounding-set=-net_admin,-sys_admin",
+                "--",
+                BINARY,
+                "trace",
+                "--engine",
+                engine,
+            ])
+            .env_remove("SPLICED_LOG");
+        let sentence = failure(&mut without, 1);
+        assert!(sentence.contains("CAP_NET_ADMIN"), "{sentence}");
+    }
 }
 
 #[test]

@@ -269,6 +269,8 @@ fn a_session_that_ends_meanwhile_is_told() {
     });
     session.client.end_stream();
     session.far.expect_end();
+    session.far.end_stream();
+    session.client.expect_end();
     until("it ends", || waiting.try_wait().expect("waited").is_some());
     let mut said = String::new();
     let stderr = waiting.child_mut().stderr.take();
@@ -279,6 +281,41 @@ fn a_session_that_ends_meanwhile_is_told() {
     let expected = format!("session 1 of {client} with");
     assert!(said.contains(&expected), "{said}");
     assert!(said.contains("ended before a message passed"), "{said}");
+}
+
+/// Its end may belong to the last message, and nothing comes behind it.
+#[test]
+fn a_session_that_ends_with_its_message_is_told() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let session = Session::of_engine("copy");
+    let arguments = ["trace", "--control", &session.control, "--session", "1"];
+    let options = ["--messages", "2", "--wait", "10m", "--json"];
+    let mut waiting = command(&[&arguments[..], &options].concat());
+    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut waiting = Process::spawn(waiting).expect("started");
+    let mut attached = BTreeSet::new();
+    until("the programs are attached", || {
+        let before = std::mem::replace(&mut attached, programs(waiting.id()));
+        thread::sleep(Duration::from_millis(100));
+        attached.len() > 10 && attached == before
+    });
+    session.pass();
+    session.client.reset();
+    let mut said = String::new();
+    let stdout = waiting.child_mut().stdout.take();
+    stdout
+        .expect("a pipe")
+        .read_to_string(&mut said)
+        .expect("text");
+    let report: Value = serde_json::from_str(&said).expect("JSON");
+    let traces = list(&report["traces"]);
+    assert_eq!(traces.len(), 2, "{report:#}");
+    assert!(traces[0]["error"].is_null(), "{report:#}");
+    let why = text(&traces[1]["error"]);
+    assert!(why.contains("ended before a message passed"), "{why}");
+    waiting.wait_at_most(netlab::PATIENCE).expect("it ends");
 }
 
 /// The ids of the BPF programs that a process has.
