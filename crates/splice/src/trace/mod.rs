@@ -93,7 +93,7 @@ impl Recorder {
                 Stacks::attach(without).map(|programs| Programs::Stacks(programs, Vec::new()))
             }
         };
-        let programs = programs.map_err(|error| refused(&error))?;
+        let programs = programs.map_err(|error| refused(&error, means))?;
         Ok(Self { programs })
     }
 
@@ -197,11 +197,16 @@ impl Recorder {
 }
 
 /// Tracing needs less than the engines do, so what is missing is named here.
-fn refused(error: &Error) -> Error {
+fn refused(error: &Error, means: Means) -> Error {
+    let is_forbidden = matches!(error.errno(), Some(Errno::PERM | Errno::ACCESS));
     let Obstacle { reason, remedy } = match missing() {
-        Some(names) if matches!(error.errno(), Some(Errno::PERM | Errno::ACCESS)) => Obstacle::new(
+        Some(names) if is_forbidden => Obstacle::new(
             format!("this process lacks {names}"),
             format!("run it as root, or give it {names} (setcap on the program's file)"),
+        ),
+        None if is_forbidden && means == Means::Functions => Obstacle::new(
+            "it lets no program be attached to them",
+            "look at its tracepoints (stacks) instead",
         ),
         _ => Obstacle::of_bpf(error),
     };
