@@ -1,5 +1,6 @@
 //! `spliced mesh`: accepts members, and lets the kernel deliver their frames.
 
+mod departed;
 mod groups;
 mod present;
 mod registration;

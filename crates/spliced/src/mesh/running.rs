@@ -16,14 +16,14 @@ use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use splice::EngineName;
 use splice::mesh::{Bounds, Code, Departure, Event, Framing, MemberCounters, Mesh, Refusal};
 
+use super::departed::{Departed, in_words};
 use super::groups::{Delivery, Groups};
-use super::present::{Person, Present};
+use super::present::Present;
 use super::registration::{Newcomers, Registered, Wish};
 use super::request::{self, Request};
-use crate::access_log::{AccessLog, Entry, Moved};
+use crate::access_log::AccessLog;
 use crate::exit_status::Ended;
 use crate::signal;
 
@@ -458,65 +458,14 @@ impl Running {
         }
         let person = self.present.leave(member);
         if let (Some(log), Some(person)) = (&self.access_log, person) {
-            let engine = self.mesh.engine();
-            log_line(log, &self.address, engine, member, &person, why, counters);
+            let departed = Departed {
+                member,
+                person: &person,
+                engine: self.mesh.engine(),
+                why,
+                counters,
+            };
+            departed.log(log, &self.address);
         }
-    }
-}
-
-fn log_line(
-    log: &AccessLog,
-    address: &str,
-    engine: EngineName,
-    member: u64,
-    person: &Person,
-    why: &str,
-    counters: &MemberCounters,
-) {
-    let name = person.name.as_ref();
-    let name = name.map(|name| name.escape_debug().to_string());
-    let client = person
-        .from
-        .map_or_else(String::new, |from| from.to_string());
-    let moved = |bytes, frames, dropped| Moved {
-        bytes,
-        datagrams: None,
-        dropped,
-        messages: Some(frames),
-    };
-    log.write(&Entry {
-        client: &client,
-        name: name.as_deref(),
-        route: None,
-        backend: None,
-        server: None,
-        engine: Some(engine.as_str()),
-        why_engine: match engine {
-            EngineName::Copy => "user space delivers the frames of this mesh",
-            _ => "the kernel delivers the frames of this mesh",
-        },
-        moved: Some([
-            moved(
-                counters.sent_bytes,
-                counters.sent_frames + counters.passed_frames,
-                Some(counters.unknown_frames + counters.full_frames),
-            ),
-            moved(counters.received_bytes, counters.received_frames, None),
-        ]),
-        lasted: Some(person.since.elapsed()),
-        ..Entry::copied(member, address, "", Some(why))
-    });
-}
-
-fn in_words(why: Departure) -> &'static str {
-    match why {
-        Departure::EndOfStream => "it ended its stream",
-        Departure::WithinFrame => "it ended its stream within a frame",
-        Departure::Reset => "its connection was reset",
-        Departure::TooLong => "a frame was too long",
-        Departure::TooShort => "a frame was shorter than its header",
-        Departure::Incomplete => "a frame did not become complete in time",
-        Departure::Idle => "it was idle",
-        _ => "the mesh ends",
     }
 }

@@ -80,6 +80,7 @@ fn the_access_log_has_a_line_for_each_member(engine: &str) {
     assert_eq!(line["name"], "a \\\"quoted\\\" name");
     assert_eq!(line["client"], from);
     assert_eq!(line["outcome"], "it ended its stream");
+    assert_eq!(line["engine"], engine);
     // Without the registration, which came before it was a member.
     assert_eq!(line["client_to_target_messages"], 2);
     assert_eq!(line["client_to_target_bytes"], 13 + 17 + 17);
