@@ -171,6 +171,7 @@ impl Copying {
         }
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         stream.expects_end |= flags.intersects(end);
+        stream.has_urgent |= flags.contains(epoll::EventFlags::PRI);
         let is_news = flags.intersects(end | epoll::EventFlags::IN);
         if is_news && stream.is_source && !stream.is_ready && !stream.has_ended {
             stream.is_ready = true;

@@ -78,7 +78,13 @@ impl Engine {
         match self {
             // A program takes what comes.
             Self::Sockmap(_) => EventFlags::RDHUP | EventFlags::ET,
-            Self::Copy(_) => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET,
+            Self::Copy(_) => {
+                EventFlags::IN
+                    | EventFlags::PRI
+                    | EventFlags::OUT
+                    | EventFlags::RDHUP
+                    | EventFlags::ET
+            }
         }
     }
 

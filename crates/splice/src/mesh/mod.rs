@@ -94,6 +94,8 @@ pub struct Mesh {
     last_look: Instant,
     /// What was found out between two turns.
     events: Vec<Event>,
+    /// The last turn has not taken every event of epoll(7).
+    is_behind: bool,
     /// Ids that were used a moment ago, and must not be given again yet.
     resting: VecDeque<(Instant, u64)>,
     /// From this destination on, frames go to the program, as those to 0 do.
@@ -138,6 +140,7 @@ impl Mesh {
             next_id: 1,
             last_look: Instant::now(),
             events: Vec::new(),
+            is_behind: false,
             resting: VecDeque::new(),
             passed_from: None,
             heard: VecDeque::new(),
@@ -175,7 +178,7 @@ impl Mesh {
 
     fn enter(&mut self, socket: OwnedFd, id: u64) -> Result<()> {
         let socket = Arc::new(socket);
-        if self.members.len() >= self.bounds.members as usize {
+        if !self.may_have_more() {
             return Err(table_full());
         }
         // The parser gives a socket up whose buffer is smaller than a frame (`__strp_recv`).
@@ -246,6 +249,27 @@ impl Mesh {
         Ok(())
     }
 
+    /// Whether another member can join now: there are not too many, and there is a place for it. A place rests some 20 ms
+    /// when its member has left.
+    pub fn has_room(&self) -> bool {
+        self.may_have_more() && self.engine.places().has_free(Instant::now())
+    }
+
+    fn may_have_more(&self) -> bool {
+        self.members.len() < self.bounds.members as usize
+    }
+
+    /// Whether there is an id left for a member that [`join`](Self::join)s.
+    pub fn has_id(&self) -> bool {
+        self.can_name(self.next_id)
+    }
+
+    /// Whether the last turn has left something undone: what is known of members is not the latest, and another turn is
+    /// due.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind || self.engine.has_work()
+    }
+
     /// Has a member leave. It still gets what is on its way to it.
     pub fn leave(&mut self, id: u64) {
         self.drain(id, Departure::TakenOut);
@@ -271,9 +295,11 @@ impl Mesh {
 
     /// The longest time between two turns.
     pub fn pace(&self) -> Duration {
-        if self.engine.has_work() || !self.heard.is_empty() {
+        if self.is_behind() || !self.heard.is_empty() {
             Duration::ZERO
-        } else if self.members.values().any(Member::is_busy) {
+        } else if self.members.values().any(Member::is_busy)
+            || (self.may_have_more() && !self.has_room())
+        {
             SOON
         } else {
             self.rarely()
@@ -298,6 +324,7 @@ impl Mesh {
             Err(Errno::INTR) => 0,
             seen => seen.context("cannot wait for the mesh")?,
         };
+        self.is_behind = seen == buffer.len();
         let seen = buffer.into_iter().take(seen);
         let mut changes = Vec::new();
         for event in seen.filter(|event| event.data.u64() != ENGINE) {
@@ -320,7 +347,8 @@ impl Mesh {
             }
         }
         // Not more often because of a few: each look at a member is a system call.
-        let everybody = now.duration_since(self.last_look) >= self.rarely();
+        // Nor before everything is known that has happened: this process may have stood still.
+        let everybody = !self.is_behind() && now.duration_since(self.last_look) >= self.rarely();
         if everybody {
             self.last_look = now;
         }
@@ -459,6 +487,8 @@ impl Mesh {
     }
 
     fn remove(&mut self, id: u64, why: Departure, loses: bool, events: &mut Vec<Event>) {
+        // What the program has not heard of it yet, it hears all the same.
+        self.take_heard();
         let Some(member) = self.members.remove(&id) else {
             return;
         };

@@ -13,6 +13,9 @@ use super::member::MemberCounters;
 /// count there, for microseconds.
 pub(super) const REST_OF_PLACE: Duration = Duration::from_millis(20);
 
+/// Places that may rest beside one for each member.
+const SPARE_PLACES: u32 = 64;
+
 /// Where the entries are.
 pub(super) enum Entries {
     /// In a map of the kernel, whose programs count there.
@@ -43,9 +46,20 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// How many entries a mesh of so many members needs: one more is the mesh's own, and as many again may rest.
+    /// How many entries a mesh of so many members needs: one more is the mesh's own, and as many again may rest, and some
+    /// more, so that a few members may come and go fast.
     pub(super) fn needed(members: u32) -> u32 {
-        2 * members + 1
+        2 * members + 1 + SPARE_PLACES
+    }
+
+    /// Whether there is a place for another member now.
+    pub(super) fn has_free(&self, now: Instant) -> bool {
+        let has_rested = |since: &Instant| now.saturating_duration_since(*since) >= REST_OF_PLACE;
+        (self.unused as usize) < self.entries.len()
+            || self
+                .free
+                .front()
+                .is_some_and(|(since, _)| has_rested(since))
     }
 
     pub(super) fn new(entries: Entries) -> Self {

@@ -32,6 +32,8 @@ pub(super) struct Stream {
     pub(super) is_ready: bool,
     pub(super) expects_end: bool,
     pub(super) has_ended: bool,
+    /// An urgent byte has come since the socket was empty.
+    pub(super) has_urgent: bool,
     has_failed: bool,
     /// Whether it is among those that have something to be sent, or waits for room.
     pub(super) is_dirty: bool,
@@ -60,6 +62,7 @@ impl Stream {
             is_ready: false,
             expects_end: false,
             has_ended: false,
+            has_urgent: false,
             has_failed: false,
             is_dirty: false,
         }
@@ -77,12 +80,14 @@ impl Stream {
             }
             Ok((_, count)) => {
                 self.read_bytes = self.read_bytes.wrapping_add(count as u32);
-                // A read that stops short has emptied the socket, and epoll tells what comes later.
-                self.is_ready = count == buffer.len() || self.expects_end;
+                // A read that stops short has emptied the socket, and epoll tells what comes later. But it stops in front of
+                // an urgent byte as well.
+                self.is_ready = count == buffer.len() || self.expects_end || self.has_urgent;
                 Read::Bytes(count)
             }
             Err(Errno::AGAIN) => {
                 self.is_ready = false;
+                self.has_urgent = false;
                 Read::Nothing
             }
             Err(Errno::INTR) => Read::Nothing,

@@ -25,6 +25,7 @@ by_each_engine!(
     what_a_member_has_sent_before_it_is_reset_arrives,
     a_full_mesh_and_a_socket_that_is_not_tcp_are_refused,
     a_socket_joins_once_and_stays_a_member,
+    members_are_not_judged_by_what_a_process_that_stood_still_has_not_seen,
 );
 
 /// How much may be on its way to a member here, in bytes.
@@ -444,5 +445,60 @@ fn bounds_that_no_mesh_can_keep_are_refused_in_words() {
             .expect_err("impossible")
             .to_string();
         assert!(error.contains(part), "{error}");
+    }
+}
+
+/// As after SIGSTOP, or in a virtual machine that was paused.
+fn members_are_not_judged_by_what_a_process_that_stood_still_has_not_seen(engine: EngineName) {
+    /// More than one turn takes from epoll(7).
+    const MEMBERS: usize = 200;
+    const FRAME_TIMEOUT: Duration = Duration::from_millis(200);
+    let bounds = Bounds {
+        frame_timeout: FRAME_TIMEOUT,
+        ..Bounds::default()
+    };
+    let mut mesh = Mesh::create_by(EngineChoice::Only(engine), framing(), bounds).expect("a mesh");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let frame = framing().frame(1, b"a body").expect("a frame");
+    let (head, rest) = frame.split_at(9);
+    let mut clients = Vec::new();
+    for _ in 0..MEMBERS {
+        let mut client = TcpStream::connect(address).expect("connected");
+        let (server, _) = listener.accept().expect("accepted");
+        mesh.join(server).expect("joined");
+        client.write_all(head).expect("sent");
+        clients.push(client);
+    }
+    let mut turn = |times: usize| {
+        let turns = (0..times).flat_map(|_| mesh.turn(Duration::ZERO).expect("a turn"));
+        turns
+            .filter(|event| matches!(event, Event::Left { .. }))
+            .collect::<Vec<_>>()
+    };
+    assert!(turn(20).is_empty());
+    for client in &mut clients {
+        client.write_all(rest).expect("sent");
+    }
+    std::thread::sleep(2 * FRAME_TIMEOUT);
+    let left = turn(50);
+    assert!(left.is_empty(), "{left:?}");
+    let received = mesh.counters(1).expect("a member").received_frames;
+    assert_eq!(received, MEMBERS as u64);
+}
+
+/// A read stops in front of the urgent byte. That is not in the stream.
+#[test]
+fn frames_behind_an_urgent_byte_are_read_in_user_space() {
+    let stage = Stage::new(EngineName::Copy, framing(), Bounds::default());
+    let (mut a, mut b) = (stage.member(), stage.member());
+    for round in 0..20u8 {
+        a.send(b.id, &[round; 10]);
+        let socket = socket2::SockRef::from(&a.stream);
+        socket.send_out_of_band(b"!").expect("sent");
+        a.send(b.id, &[round; 20]);
+        for bytes in [10, 20] {
+            assert_eq!(b.receive().1, vec![round; bytes]);
+        }
     }
 }

@@ -105,7 +105,7 @@ pub(crate) fn run(args: &MeshArgs, signals: Signals, diagnostics: &Diagnostics) 
         );
     }
     let listening = sockets.by_thread.iter_mut().flat_map(std::mem::take);
-    let mut running = Running::new(mesh, framing, bounds, listening.collect());
+    let mut running = Running::new(mesh, framing, listening.collect());
     running.newcomers = newcomers;
     running.groups = groups;
     running.idle_timeout = args.idle_timeout;

@@ -144,6 +144,16 @@ impl Newcomers {
         }
     }
 
+    /// Has the one that has waited longest go at once, for want of descriptors. Returns whether there was one.
+    pub(super) fn give_way(&mut self) -> bool {
+        let Some(oldest) = self.reading.pop_front() else {
+            return false;
+        };
+        self.refusals += 1;
+        refuse(&oldest.socket, &self.framing, Code::TooLate);
+        true
+    }
+
     /// When it has to be looked after at the latest.
     pub(super) fn due(&self) -> Option<Instant> {
         let late = self.reading.front().map(|it| it.since + self.timeout);
@@ -188,19 +198,7 @@ impl Newcomers {
         self.refusals += 1;
         let from = from.map_or_else(|| "somewhere".into(), |from| from.to_string());
         tracing::info!("a client from {from} was refused: {}", in_words(code));
-        let notice = Notice {
-            receiver: 0,
-            code,
-            frames: 0,
-            destination: 0,
-        };
-        // Nothing was sent before, so it fits.
-        let _ = send(
-            &socket,
-            &notice.to_frame(&self.framing),
-            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-        );
-        let _ = shutdown(&socket, Shutdown::Write);
+        refuse(&socket, &self.framing, code);
         if self.refused.len() >= MOST {
             self.refused.pop_front();
         }
@@ -278,6 +276,20 @@ fn is_open(socket: &OwnedFd) -> bool {
         recv(socket, &mut unwanted, RecvFlags::DONTWAIT),
         Ok((0, _)) | Err(Errno::CONNRESET | Errno::PIPE)
     )
+}
+
+/// Tells a client that is no member why, as the last thing.
+pub(super) fn refuse(socket: &OwnedFd, framing: &Framing, code: Code) {
+    let notice = Notice {
+        receiver: 0,
+        code,
+        frames: 0,
+        destination: 0,
+    };
+    // Nothing was sent before, so it fits.
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let _ = send(socket, &notice.to_frame(framing), flags);
+    let _ = shutdown(socket, Shutdown::Write);
 }
 
 fn in_words(code: Code) -> &'static str {

@@ -16,12 +16,12 @@ use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use splice::mesh::{Bounds, Code, Departure, Event, Framing, MemberCounters, Mesh, Refusal};
+use splice::mesh::{Code, Departure, Event, Framing, MemberCounters, Mesh, Refusal};
 
 use super::departed::{Departed, in_words};
 use super::groups::{Delivery, Groups};
 use super::present::Present;
-use super::registration::{Newcomers, Registered, Wish};
+use super::registration::{Newcomers, Registered, Wish, refuse};
 use super::request::{self, Request};
 use crate::access_log::AccessLog;
 use crate::exit_status::Ended;
@@ -33,6 +33,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How many frames are handed out by user space, and how many requests answered, in one turn. Signals, new clients
 /// and notices wait meanwhile; a frame takes some 10 µs.
 const AT_ONCE: usize = 256;
+
+/// How long frames to groups that were accepted may be handed out at the end.
+const LAST_COPIES: Duration = Duration::from_secs(5);
 
 /// How often the mesh looks for idle members, in parts of the time that they may be idle.
 const IDLE_LOOKS: u32 = 8;
@@ -58,7 +61,6 @@ struct Totals {
 pub(super) struct Running {
     mesh: Mesh,
     framing: Framing,
-    bounds: Bounds,
     listening: Vec<OwnedFd>,
     accept_after: Option<Instant>,
     totals: Totals,
@@ -74,16 +76,10 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub(super) fn new(
-        mesh: Mesh,
-        framing: Framing,
-        bounds: Bounds,
-        listening: Vec<OwnedFd>,
-    ) -> Self {
+    pub(super) fn new(mesh: Mesh, framing: Framing, listening: Vec<OwnedFd>) -> Self {
         Self {
             mesh,
             framing,
-            bounds,
             listening,
             accept_after: None,
             totals: Totals::default(),
@@ -105,7 +101,7 @@ impl Running {
             if self.accept_after.is_some_and(|at| at <= now) {
                 self.accept_after = None;
             }
-            let may_accept = self.accept_after.is_none() && self.has_room();
+            let may_accept = self.accept_after.is_none() && self.mesh.has_room();
             let mut watched = vec![
                 PollFd::new(&told.wake, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.mesh.as_fd(), PollFlags::IN),
@@ -146,6 +142,19 @@ impl Running {
         self.listening.clear();
         if let Some(newcomers) = &mut self.newcomers {
             newcomers.end();
+        }
+        // What was accepted for groups first: members that leave get nothing more.
+        let until = Instant::now() + LAST_COPIES;
+        while self.hear()? {
+            if told.stops.load(Ordering::Relaxed) > 1 {
+                return Ok(Ended::CutShort);
+            }
+            if Instant::now() >= until {
+                tracing::warn!("the mesh ends before all frames to groups were handed out");
+                break;
+            }
+            self.obey(told);
+            self.turn(Duration::ZERO)?;
         }
         let all: Vec<_> = self.mesh.members().collect();
         all.into_iter().for_each(|id| self.mesh.leave(id));
@@ -225,13 +234,9 @@ impl Running {
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.mesh.members().count() < self.bounds.members as usize
-    }
-
     fn accept(&mut self) {
         for at in 0..self.listening.len() {
-            if !self.has_room() {
+            if !self.mesh.has_room() {
                 return;
             }
             match accept_with(&self.listening[at], SocketFlags::CLOEXEC) {
@@ -240,6 +245,13 @@ impl Running {
                     let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                     match &mut self.newcomers {
                         Some(newcomers) => newcomers.add(socket, from),
+                        None if !self.mesh.has_id() => {
+                            refuse(&socket, &self.framing, Code::NoRoom);
+                            tracing::warn!(
+                                "a client cannot be a member: all ids that the destination field can name have been \
+                                 used; use a wider field"
+                            );
+                        }
                         None => {
                             let joined = self.mesh.join(socket);
                             self.has_come(joined, from, None);
@@ -247,6 +259,11 @@ impl Running {
                     }
                 }
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    // Who has not registered yet gives way to who comes.
+                    let newcomers = self.newcomers.as_mut();
+                    if newcomers.is_some_and(Newcomers::give_way) {
+                        continue;
+                    }
                     tracing::warn!(
                         "cannot accept a client: {errno}; raise the limit on descriptors"
                     );
@@ -288,7 +305,8 @@ impl Running {
         for Registered { socket, from, wish } in newcomers.turn() {
             let refused = match &wish {
                 // It was not full when the client came.
-                _ if !self.has_room() => Some(Code::NoRoom),
+                _ if !self.mesh.has_room() => Some(Code::NoRoom),
+                Wish::Name(_) if !self.mesh.has_id() => Some(Code::NoRoom),
                 Wish::Number(number) if !self.mesh.can_name(*number) => Some(Code::BadName),
                 Wish::Number(number) if !self.mesh.is_free(*number) => Some(Code::Taken),
                 Wish::Name(name) if self.present.named(name).is_some() => Some(Code::Taken),
@@ -311,22 +329,22 @@ impl Running {
         }
     }
 
-    /// Answers requests, and hands out frames to groups.
-    fn hear(&mut self) -> Result<()> {
+    /// Answers requests, and hands out frames to groups. Returns whether there may be more.
+    fn hear(&mut self) -> Result<bool> {
         for _ in 0..AT_ONCE {
             if self.delivery.is_some() {
                 self.hand_out()?;
                 continue;
             }
             let Some((sender, frame)) = self.mesh.next_heard() else {
-                break;
+                return Ok(false);
             };
             match self.framing.destination_of(&frame) {
                 Some(0) => self.answer(sender, &frame),
                 destination => self.begin(sender, destination.unwrap_or(0), frame),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn answer(&mut self, sender: u64, frame: &[u8]) {
@@ -402,7 +420,8 @@ impl Running {
         let Some(time) = self.idle_timeout else {
             return;
         };
-        if self.last_idle_look.elapsed() < time / IDLE_LOOKS {
+        // What members have sent may not be known yet.
+        if self.last_idle_look.elapsed() < time / IDLE_LOOKS || self.mesh.is_behind() {
             return;
         }
         self.last_idle_look = Instant::now();
@@ -444,7 +463,7 @@ impl Running {
         let why = in_words(why);
         tracing::info!(
             "member {member} has left, {why}: {} frames sent, {} without a destination, {} refused, {} received{}",
-            counters.sent_frames,
+            counters.sent_frames + counters.passed_frames,
             counters.unknown_frames,
             counters.full_frames,
             counters.received_frames,

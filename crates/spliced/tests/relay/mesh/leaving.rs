@@ -18,6 +18,9 @@ by_each_engine!(
     the_access_log_has_a_line_for_each_member,
     a_signal_lets_members_go_and_takes_nobody_in,
     a_second_signal_cuts_members_off,
+    members_that_come_and_go_fast_are_all_welcome,
+    when_all_ids_are_used_clients_are_told,
+    what_was_accepted_for_a_group_is_handed_out_before_the_end,
 );
 
 /// The lines of the log, once there are so many.
@@ -136,4 +139,77 @@ fn a_second_signal_cuts_members_off(engine: &str) {
     let _stays = Client::named(&mesh, "stays");
     mesh.signal_until_it_ends(Signal::TERM);
     assert_eq!(mesh.wait_end().code(), Some(CUT_SHORT));
+}
+
+/// Places rest when their members have left, and clients wait in the backlog meanwhile.
+fn members_that_come_and_go_fast_are_all_welcome(engine: &str) {
+    /// Many more than there are places.
+    const TIMES: usize = 400;
+    let mesh = mesh(engine, &["--members", "1"]);
+    for time in 0..TIMES {
+        let mut client = Client::stranger(&mesh, usual());
+        client.welcome();
+        if time % 2 == 0 {
+            let socket = socket2::SockRef::from(&client.stream);
+            socket
+                .set_linger(Some(std::time::Duration::ZERO))
+                .expect("set");
+        }
+    }
+}
+
+fn when_all_ids_are_used_clients_are_told(engine: &str) {
+    let arguments = [
+        "mesh",
+        "127.0.0.1:0",
+        "--frame",
+        "u32be@0",
+        "--destination",
+        "u8@4",
+        "--engine",
+        engine,
+    ];
+    let mesh = crate::relay::Relay::spawn(&mut crate::relay::command(&arguments));
+    let framing = super::framing("u32be@0", "u8@4");
+    for id in 1..=255 {
+        assert_eq!(Client::new(&mesh, framing).id, id);
+    }
+    let mut late = Client::stranger(&mesh, framing);
+    assert_eq!(late.notice().code, Code::NoRoom);
+    late.is_ended();
+}
+
+fn what_was_accepted_for_a_group_is_handed_out_before_the_end(engine: &str) {
+    const RECEIVERS: usize = 40;
+    const FRAMES: u32 = 200;
+    // Nobody reads before the end.
+    let mut mesh = mesh(engine, &["--groups", "1", "--member-bytes", "67108864"]);
+    let everyone = u64::from(u32::MAX);
+    let mut sender = Client::new(&mesh, usual());
+    let mut receivers: Vec<_> = (0..RECEIVERS)
+        .map(|_| Client::new(&mesh, usual()))
+        .collect();
+    for number in 0..FRAMES {
+        sender.send(everyone, &number.to_be_bytes());
+    }
+    // The last one comes when all were accepted. Then its sender goes.
+    sender.ask(2, 1, b"nobody");
+    sender.stream.shutdown(Shutdown::Write).expect("shut down");
+    until("the first is handed out", || {
+        let mut byte = [0];
+        receivers[0]
+            .stream
+            .peek(&mut byte)
+            .is_ok_and(|count| count > 0)
+    });
+    mesh.signal(Signal::TERM);
+    for receiver in &mut receivers {
+        for number in 0..FRAMES {
+            let frame = receiver.frame();
+            assert_eq!(frame[8..], number.to_be_bytes());
+        }
+        receiver.is_ended();
+    }
+    drop((sender, receivers));
+    assert!(mesh.wait_end().success());
 }
