@@ -469,6 +469,10 @@ impl Mesh {
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
+        // Its stream is ended: a write would fail the connection.
+        if matches!(member.phase, Phase::Lingering { .. }) {
+            return;
+        }
         let entry = self.engine.places().at(member.place);
         member.note_unreported(entry.unreported.load(Ordering::Relaxed));
         if !member.has_to_be_told()
