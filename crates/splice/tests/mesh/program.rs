@@ -217,7 +217,7 @@ fn an_id_of_the_programs_choice_is_given_once_at_a_time(engine: EngineName) {
     until("the id is free again", || {
         stage.mesh.lock().expect("whole").is_free(500)
     });
-    join(500).expect("joined again");
+    let _stays = join(500).expect("joined again");
     drop(other);
     let error = stage.mesh.lock().expect("whole").hear(None);
     assert_eq!(

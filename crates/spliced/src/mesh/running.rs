@@ -145,7 +145,11 @@ impl Running {
         }
         // What was accepted for groups first: members that leave get nothing more.
         let until = Instant::now() + LAST_COPIES;
-        while self.hear()? {
+        loop {
+            self.turn(Duration::ZERO)?;
+            if !self.hear()? && !self.mesh.is_behind() {
+                break;
+            }
             if told.stops.load(Ordering::Relaxed) > 1 {
                 return Ok(Ended::CutShort);
             }
@@ -154,7 +158,6 @@ impl Running {
                 break;
             }
             self.obey(told);
-            self.turn(Duration::ZERO)?;
         }
         let all: Vec<_> = self.mesh.members().collect();
         all.into_iter().for_each(|id| self.mesh.leave(id));
