@@ -56,7 +56,7 @@ struct trace_stack trace_stack VALUE;
 struct direction_entry direction_entry SHARED;
 struct segment_flow segment_flow SHARED;
 struct segment_change_over segment_change_over SHARED;
-struct segment_errors segment_errors SHARED;
+struct segment_cold segment_cold SHARED;
 struct segment_gate segment_gate SHARED;
 struct segment_origin segment_origin SHARED;
 struct mesh_member mesh_member SHARED;

@@ -774,17 +774,19 @@ const _: () = assert!(size_of::<SegmentChangeOver>() == 64);
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentChangeOver {}
 
-/// `struct segment_errors`.
+/// `struct segment_cold`.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct SegmentErrors {
+pub struct SegmentCold {
     pub until: [AtomicU32; 2],
+    pub answered_ns: AtomicU64,
+    pub first_ns: AtomicU64,
 }
 
-const _: () = assert!(size_of::<SegmentErrors>() == 8);
+const _: () = assert!(size_of::<SegmentCold>() == 24);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
-unsafe impl Plain for SegmentErrors {}
+unsafe impl Plain for SegmentCold {}
 
 /// `struct segment_gate`.
 #[derive(Debug, Default)]
@@ -956,6 +958,7 @@ pub mod segment_mark {
     pub const CLOSED: u32 = 8192;
     pub const PROBES: u32 = 16384;
     pub const DISTANT: u32 = 32768;
+    pub const TIMED: u32 = 65536;
 }
 
 /// `enum segment_flag`.

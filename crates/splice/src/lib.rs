@@ -78,7 +78,9 @@ mod plural;
 pub use api::{Splicer, echo, echo_task, join, observed_echo_task, observed_pair_task, pair_task};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Kind, SegmentSize};
-pub use kernel::segment::forward::{Forward, ForwardEnd, ForwardEvent, ForwardOptions, Forwarded};
+pub use kernel::segment::forward::{
+    Forward, ForwardEnd, ForwardEvent, ForwardOptions, ForwardTimes, Forwarded,
+};
 pub use limits::Limits;
 pub use name::{EngineChoice, EngineName};
 pub use options::Options;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use splice::{
-    EngineChoice, EngineName, Forward, ForwardEnd, ForwardEvent, ForwardOptions, Forwarded,
-    KeepAlive,
+    EngineChoice, EngineName, Forward, ForwardEnd, ForwardEvent, ForwardOptions, ForwardTimes,
+    Forwarded, KeepAlive,
 };
 use splice_route::Conditions;
 
@@ -361,12 +361,15 @@ impl Record {
                 open,
                 begun,
                 moved_bytes,
+                times,
             } => {
                 service.counts.accepted.fetch_add(begun, Ordering::Relaxed);
                 // As a session with sockets, which has no backend when it begins.
                 let terms = service.terms();
                 terms.tallies.without_backend().opened(begun);
-                tally(&terms).moved(moved_bytes);
+                let tally = tally(&terms);
+                tally.moved(moved_bytes);
+                times.iter().for_each(|one| timed(tally, one));
                 let mut all = lock(&self.open);
                 let of_server = all.by_server.entry(server).or_default();
                 let permit = || service.connection_limit.acquire_beyond_limit();
@@ -403,10 +406,20 @@ fn tally(terms: &Terms) -> &Tally {
     terms.tallies.with(backend.map_or("", |it| it.name()))
 }
 
+fn timed(tally: &Tally, times: &ForwardTimes) {
+    if let Some(connect) = times.connect {
+        tally.connecting.add(connect);
+    }
+    if let Some(first_byte) = times.first_byte {
+        tally.answering.add(first_byte);
+    }
+}
+
 fn ended(service: &Service, one: &Forwarded, of: Option<(Arc<Backend>, Arc<str>)>) {
     let terms = service.terms();
     let tally = tally(&terms);
     tally.moved(one.untold_bytes);
+    timed(tally, &one.untold_times);
     tally.ended(Some(EngineName::Segment), one.end.into());
     match one.end {
         ForwardEnd::Refused | ForwardEnd::TimedOut => {

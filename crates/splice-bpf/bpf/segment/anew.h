@@ -41,16 +41,16 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 kind)
  */
 static __always_inline bool may_challenge(__u32 slot, __u32 to)
 {
-	struct segment_errors *errors = bpf_map_lookup_elem(&segment_errors, &slot);
+	struct segment_cold *cold = bpf_map_lookup_elem(&segment_colds, &slot);
 	__u32 now = ticks_of(bpf_ktime_get_ns()), left;
 
-	if (!errors)
+	if (!cold)
 		return false;
-	left = READ_ONCE(errors->until[to & 1]) - now;
+	left = READ_ONCE(cold->until[to & 1]) - now;
 	/* Else it is over, or of a former flow. */
 	if (left && left <= CHALLENGE_INTERVAL_TICKS)
 		return false;
-	WRITE_ONCE(errors->until[to & 1], now + CHALLENGE_INTERVAL_TICKS);
+	WRITE_ONCE(cold->until[to & 1], now + CHALLENGE_INTERVAL_TICKS);
 	return true;
 }
 

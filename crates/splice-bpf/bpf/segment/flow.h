@@ -75,17 +75,26 @@ static __always_inline __u32 ticks_of(__u64 now_ns)
 	return (__u32)(now_ns >> SEGMENT_TICK_SHIFT) ?: 1;
 }
 
-/*
- * Keeps the time of the first payload of the server of a pair. @from: the side of its sender. A global function: the
- * verifier looks at it once, whatever its callers have done before.
- */
-__noinline int keep_first(struct segment_flow *flow, __u32 from)
+/* Keeps the time of the first payload of the server. A global function: the verifier looks at it once. */
+__noinline int keep_first(__u32 slot)
 {
-	if (!flow)
-		return 0;
-	if ((from & 1) && !(flow->side[0].flags & SEGMENT_FORWARDED) && !READ_ONCE(flow->opened_ns))
-		__sync_val_compare_and_swap(&flow->opened_ns, 0, bpf_ktime_get_ns());
+	struct segment_cold *cold = bpf_map_lookup_elem(&segment_colds, &slot);
+
+	if (cold)
+		__sync_val_compare_and_swap(&cold->first_ns, 0, bpf_ktime_get_ns());
 	return 0;
+}
+
+/* Counts what is translated. @from: the side of its sender. */
+static __always_inline void count_payload(const struct segment *s, struct segment_flow *flow, __u32 slot, __u32 from)
+{
+	struct segment_side *side = &flow->side[from & 1];
+
+	__sync_fetch_and_add(&flow->payload_bytes[from & 1], s->payload);
+	if (!(from & 1) || !s->is_believed || marks(side) & SEGMENT_TIMED)
+		return;
+	keep_first(slot);
+	add_marks(side, SEGMENT_TIMED);
 }
 
 /*

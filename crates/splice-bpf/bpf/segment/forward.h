@@ -292,13 +292,16 @@ static __always_inline bool answers(const struct segment *s, const struct segmen
 }
 
 /* The server has answered: both ends are known. The answer may be on two CPUs at once. */
-static __always_inline void meet(const struct segment *s, struct segment_flow *flow)
+static __always_inline void meet(const struct segment *s, struct segment_flow *flow, __u32 slot)
 {
 	struct segment_side *client = &flow->side[0], *server = &flow->side[1];
+	struct segment_cold *cold = bpf_map_lookup_elem(&segment_colds, &slot);
 	__u32 next = s->seq + 1;
 
-	if (__sync_val_compare_and_swap(&flow->first[1], 0, next) != 0)
+	if (!cold || __sync_val_compare_and_swap(&flow->first[1], 0, next) != 0)
 		return;
+	cold->answered_ns = bpf_ktime_get_ns();
+	cold->first_ns = 0;
 	server->high_ack = s->ack;
 	server->first_ack = s->ack;
 	server->heard = ticks_of(bpf_ktime_get_coarse_ns());
@@ -363,7 +366,7 @@ __noinline int translate_opening(struct segment *s, struct segment_flow *flow, _
 		}
 	} else if (from) {
 		if (answers(s, flow) && !answered)
-			meet(s, flow);
+			meet(s, flow, slot);
 	} else if (!(s->flags & SYN) && (s->flags & ACK) && answered && s->ack == flow->first[1]) {
 		leave_opening(flow, SEGMENT_SPLICED);
 		return OPENING_DONE;

@@ -165,13 +165,13 @@ static __always_inline bool was_translated(const struct segment_flow *flow, __u3
 static __always_inline bool may_tell(__u32 slot, __u32 to)
 {
 	const __u32 most = ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS;
-	struct segment_errors *errors = bpf_map_lookup_elem(&segment_errors, &slot);
+	struct segment_cold *cold = bpf_map_lookup_elem(&segment_colds, &slot);
 	__u32 now = ticks_of(bpf_ktime_get_ns()), ahead;
 	__u32 *until;
 
-	if (!errors)
+	if (!cold)
 		return false;
-	until = &errors->until[to & 1];
+	until = &cold->until[to & 1];
 	ahead = READ_ONCE(*until) - now;
 	/* It is over, or of a former flow. */
 	if (ahead > most)

@@ -49,8 +49,8 @@ struct {
 	__uint(max_entries, FLOWS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct segment_errors);
-} segment_errors SEC(".maps");
+	__type(value, struct segment_cold);
+} segment_colds SEC(".maps");
 
 /* Slots of flows that need user space. One calls once each time it is held: there is room for all at once. */
 struct {

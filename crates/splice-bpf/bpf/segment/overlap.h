@@ -151,11 +151,8 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	}
 	/* It stands where the relay's socket is, not where its peer is. */
 	seq = is_past(side) ? within_window(s, seq, other) : other_socket->sent;
-	if (s->payload) {
-		__sync_fetch_and_add(&flow->payload_bytes[from & 1], s->payload);
-		if (s->is_believed)
-			keep_first(flow, from);
-	}
+	if (s->payload)
+		count_payload(s, flow, slot, from);
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
 		s->tsval = standing_timestamp(s, side, slot, from);

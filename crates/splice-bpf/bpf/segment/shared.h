@@ -94,6 +94,7 @@ enum segment_mark {
 	SEGMENT_CLOSED = 8192,	/* they get lost: the stack would not take them, or has no way to the other peer */
 	SEGMENT_PROBES = 16384,	/* the peer has asked for room that the other one does not have */
 	SEGMENT_DISTANT = 32768,	/* the peer's stream has gone past its socket for a gigabyte or more */
+	SEGMENT_TIMED = 65536,	/* the peer of side 1 has sent payload: `first_ns` */
 };
 
 enum segment_flag {
@@ -159,8 +160,7 @@ struct segment_flow {
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and TIME_WAIT count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 last_ns;		/* when the last segment came in TIME_WAIT */
-	__u64 opened_ns;	/* CLOCK_MONOTONIC: when the SYN of a forwarded connection came; of a pair: when the first
-				   payload of side 1's peer was translated, 0 before */
+	__u64 opened_ns;	/* CLOCK_MONOTONIC: when the SYN of a forwarded connection came */
 	__u32 first[2];		/* of a forwarded connection: the number of the first byte of each peer's stream */
 	__u64 payload_bytes[2];	/* of each peer, translated */
 	struct segment_side side[2];
@@ -260,10 +260,12 @@ _Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one c
 /* How far `promised` and `first_ack` may fall behind, in bytes: a window is no larger (RFC 7323). */
 #define SEGMENT_ACK_REACH (1U << 30)
 
-/* Of the flow with the same index: ICMP errors are rare, and take no room in it. */
-struct segment_errors {
-	__u32 until[2];		/* how far the errors that each peer got have used up its share; in ticks. Of a pair:
+/* Of the flow with the same index: what few of its segments touch takes no room in it. */
+struct segment_cold {
+	__u32 until[2];		/* how far the ICMP errors that each peer got have used up its share; in ticks. Of a pair:
 				   when each may be challenged again */
+	__u64 answered_ns;	/* CLOCK_MONOTONIC, of a forwarded connection with SEGMENT_NOTED: when its server answered */
+	__u64 first_ns;		/* CLOCK_MONOTONIC: when the first payload of side 1's peer was translated, 0 before */
 };
 
 /* Shared by all flows. */

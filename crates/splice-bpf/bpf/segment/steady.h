@@ -111,11 +111,8 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 		if ((marks(side) & SEGMENT_ASKED) && s->is_believed && is_pure_ack(s) && !s->copy)
 			s->copy = COPY_ACK;
 	}
-	if (s->payload) {
-		__sync_fetch_and_add(&flow->payload_bytes[from & 1], s->payload);
-		if (s->is_believed)
-			keep_first(flow, from);
-	}
+	if (s->payload)
+		count_payload(s, flow, slot, from);
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
 		translate_timestamp(s, flow, slot, from);

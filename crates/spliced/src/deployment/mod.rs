@@ -49,7 +49,7 @@ pub(crate) struct Deployment {
     former_forwardings: Vec<(Option<Instant>, Arc<Forwarding>)>,
 }
 
-/// So many connections can be forwarded at the same time: 320 bytes of the kernel's memory each.
+/// So many connections can be forwarded at the same time: 344 bytes of the kernel's memory each.
 const ROOM_FOR_FORWARDED: u32 = 65_536;
 
 struct Listening {

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use netlab::{Lab, Namespace, Need, Scratch, available};
 use rustix::process::Signal;
@@ -144,6 +145,77 @@ fn they_are_counted_in_the_metrics() {
     let reading = Reading::at(socket);
     let all = reading.sum("spliced_moved_bytes_total", &labels);
     assert_eq!(all, moved().iter().sum::<u64>());
+}
+
+/// Of one that lives on, of one that nobody has looked at between its first byte and its end, and of one whose server says
+/// nothing.
+#[test]
+fn their_servers_are_timed() {
+    const THINKS: Duration = Duration::from_millis(300);
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let scratch = Scratch::new("from-syn").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let socket = socket.to_str().expect("UTF-8");
+    let stage = Stage::new(&["--control", socket]);
+    wait_for(socket);
+    let count = |metric: &str| {
+        let name = format!("spliced_{metric}_duration_seconds_count");
+        Reading::at(socket).sum(&name, &[])
+    };
+    let seconds = || Reading::at(socket).total("spliced_first_byte_duration_seconds_sum", &[]);
+
+    let before = Instant::now();
+    let (near, far) = stage.connect();
+    until("the server's answer is timed", || count("connect") == 1);
+    near.write_number(1);
+    assert_eq!(far.read_number(), 1);
+    thread::sleep(THINKS);
+    // What the client sends is no answer.
+    assert_eq!(count("first_byte"), 0);
+    far.write_number(2);
+    assert_eq!(near.read_number(), 2);
+    let most = before.elapsed();
+    until("its first byte is timed", || count("first_byte") == 1);
+    let first = seconds();
+    let is_true = |told: f64, most: Duration| {
+        let rounding = Duration::from_micros(1);
+        let told = Duration::from_secs_f64(told);
+        assert!(
+            THINKS <= told + rounding && told <= most + rounding,
+            "{told:?} of {most:?}"
+        );
+    };
+    is_true(first, most);
+    // Only the first byte counts.
+    far.write_number(3);
+    assert_eq!(near.read_number(), 3);
+
+    let before = Instant::now();
+    let (short, far_of_short) = stage.connect();
+    thread::sleep(THINKS);
+    far_of_short.write_number(4);
+    let most = before.elapsed();
+    far_of_short.end_stream();
+    assert_eq!(short.read_number(), 4);
+    short.expect_end();
+    short.end_stream();
+    far_of_short.expect_end();
+    let (silent, far_of_silent) = stage.connect();
+    silent.write_number(5);
+    assert_eq!(far_of_silent.read_number(), 5);
+    silent.reset();
+    let ended = || Reading::at(socket).sum("spliced_sessions_ended_total", &[]);
+    until("both have ended", || ended() == 2);
+    assert_eq!((count("connect"), count("first_byte")), (3, 2));
+    is_true(seconds() - first, most);
+    near.end_stream();
+    far.expect_end();
+    far.end_stream();
+    near.expect_end();
+    until("all have ended", || ended() == 3);
+    assert_eq!((count("connect"), count("first_byte")), (3, 2));
 }
 
 /// A SYN goes to one address only, so it cannot be raced.

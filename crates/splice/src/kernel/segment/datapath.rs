@@ -44,12 +44,10 @@ use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::obstacle::Obstacle;
 use splice_base::reserve::Reserve;
 use splice_base::shortage::is_shortage;
-#[cfg(test)]
-use splice_bpf::types::SegmentErrors;
 use splice_bpf::types::segment_state as state;
 use splice_bpf::types::{
-    SegmentChangeOver, SegmentEnd, SegmentFlow, SegmentGate, SegmentInspection, SegmentListener,
-    SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
+    SegmentChangeOver, SegmentCold, SegmentEnd, SegmentFlow, SegmentGate, SegmentInspection,
+    SegmentListener, SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
 };
 use splice_bpf::{
     AttachMode, Claimed, ForeignPrograms, Map, Program, SharedArray, clock, load, objects,
@@ -87,8 +85,7 @@ pub(crate) struct Datapath {
     flows: SharedArray<SegmentFlow>,
     /// At the index of their flow.
     change_overs: SharedArray<SegmentChangeOver>,
-    #[cfg(test)]
-    errors: SharedArray<SegmentErrors>,
+    colds: SharedArray<SegmentCold>,
     gate: SharedArray<SegmentGate>,
     listeners: Map,
     routes: Map,
@@ -192,7 +189,7 @@ impl Datapath {
         let slots = PAIRS + forward_slots;
         let object = load("segment", objects::SEGMENT, |opened| {
             opened.resize("segment_flows", slots)?;
-            opened.resize("segment_errors", slots)?;
+            opened.resize("segment_colds", slots)?;
             opened.resize("segment_tuples", PAIRS + slots)?;
             opened.resize("segment_free", slots)
         })?;
@@ -223,8 +220,7 @@ impl Datapath {
             reserve,
             egress: object.program("segment_egress")?,
             change_overs: object.map("segment_change_overs")?.share_values()?,
-            #[cfg(test)]
-            errors: object.map("segment_errors")?.share_values()?,
+            colds: object.map("segment_colds")?.share_values()?,
             gate: object.map("segment_gates")?.share_values()?,
             listeners: object.map("segment_listeners")?,
             routes: object.map("segment_routes")?,
@@ -522,10 +518,9 @@ impl Datapath {
         &self.gate.at(0).awake
     }
 
-    /// The ICMP errors that the peers of a flow got.
-    #[cfg(test)]
-    pub(super) fn errors(&self, slot: u32) -> &SegmentErrors {
-        self.errors.at(slot as usize)
+    /// What few segments of a flow touch.
+    pub(super) fn cold(&self, slot: u32) -> &SegmentCold {
+        self.colds.at(slot as usize)
     }
 
     pub(super) fn change_over(&self, slot: u32) -> &SegmentChangeOver {

@@ -91,7 +91,7 @@ impl Flow {
         for bytes in &entry.payload_bytes {
             bytes.store(0, Relaxed);
         }
-        entry.opened_ns.store(0, Relaxed);
+        flow.datapath.cold(slot).first_ns.store(0, Relaxed);
         entry.moved_ns.store(now_ns(), Relaxed);
         entry.serial.store(serial, Relaxed);
         entry.state.store(state::WATCH, Release);
@@ -466,7 +466,7 @@ impl Flow {
 
     /// How long ago the first payload of side 1's peer was translated.
     pub(super) fn since_first(&self) -> Option<Duration> {
-        let first_ns = self.entry().opened_ns.load(Relaxed);
+        let first_ns = self.datapath.cold(self.slot).first_ns.load(Relaxed);
         (first_ns != 0 && self.has_slot())
             .then(|| Duration::from_nanos(now_ns().saturating_sub(first_ns)))
     }

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
-use splice_bpf::types::{SegmentFlow, SegmentSide, SegmentTuple, segment_mark as mark};
+use splice_bpf::types::{
+    SegmentCold, SegmentFlow, SegmentSide, SegmentTuple, segment_mark as mark,
+};
 
 use super::super::sockets::addresses_of;
 use crate::outcome::Side;
@@ -27,10 +29,50 @@ pub struct Forwarded {
     pub server_to_client_bytes: u64,
     /// How many of both no [`ForwardEvent::Counted`](crate::ForwardEvent::Counted) has told of.
     pub untold_bytes: [u64; 2],
+    /// How long its server took, of which no [`ForwardEvent::Counted`](crate::ForwardEvent::Counted) has told.
+    pub untold_times: ForwardTimes,
     /// From its SYN to its last segment.
     pub lasted: Duration,
     /// How it ended.
     pub end: ForwardEnd,
+}
+
+/// How long the server of a forwarded connection took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForwardTimes {
+    /// From the client's SYN to the server's answer.
+    pub connect: Option<Duration>,
+    /// From that answer to the first payload of the server.
+    pub first_byte: Option<Duration>,
+}
+
+impl ForwardTimes {
+    pub(super) fn of(flow: &SegmentFlow, cold: &SegmentCold) -> Self {
+        let marks = flow.side[1].marks();
+        let opened_ns = flow.opened_ns.load(Relaxed);
+        let answered_ns = cold.answered_ns.load(Relaxed);
+        let first_ns = cold.first_ns.load(Relaxed);
+        let between = |mark, from_ns: u64, to_ns: u64| {
+            let is_known = marks & mark != 0;
+            is_known.then(|| Duration::from_nanos(to_ns.saturating_sub(from_ns)))
+        };
+        Self {
+            connect: between(mark::NOTED, opened_ns, answered_ns),
+            first_byte: between(mark::TIMED, answered_ns, first_ns),
+        }
+    }
+
+    /// Without those of `told`.
+    pub(super) fn beyond(self, told: Self) -> Self {
+        Self {
+            connect: self.connect.filter(|_| told.connect.is_none()),
+            first_byte: self.first_byte.filter(|_| told.first_byte.is_none()),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// How a forwarded connection ended.
@@ -75,6 +117,16 @@ impl fmt::Display for ForwardEnd {
             Self::Dropped => "ended by the relay",
         })
     }
+}
+
+/// What its owner was told of a connection.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Told {
+    /// It has ended.
+    pub(super) end: bool,
+    /// How many bytes of each side the other one has acknowledged.
+    pub(super) bytes: [u64; 2],
+    pub(super) times: ForwardTimes,
 }
 
 /// As the client's segments carry it, and as the translated ones do.
@@ -127,9 +179,13 @@ fn end(flow: &SegmentFlow) -> ForwardEnd {
 }
 
 impl Forwarded {
-    /// What the flow tells. `told_bytes`: what its owner was told of its bytes. `cause`: why user space has ended it, if it
-    /// has.
-    pub(super) fn of(flow: &SegmentFlow, told_bytes: [u64; 2], cause: Option<ForwardEnd>) -> Self {
+    /// What the flow tells beyond what its owner was told. `cause`: why user space has ended it, if it has.
+    pub(super) fn of(
+        flow: &SegmentFlow,
+        cold: &SegmentCold,
+        told: &Told,
+        cause: Option<ForwardEnd>,
+    ) -> Self {
         let [from_client, to_server] = tuples(flow);
         let (listener, client) = addresses_of(&from_client);
         let (server, source) = addresses_of(&to_server);
@@ -143,7 +199,8 @@ impl Forwarded {
             server,
             client_to_server_bytes: bytes[0],
             server_to_client_bytes: bytes[1],
-            untold_bytes: [0, 1].map(|side: usize| bytes[side].saturating_sub(told_bytes[side])),
+            untold_bytes: [0, 1].map(|side: usize| bytes[side].saturating_sub(told.bytes[side])),
+            untold_times: ForwardTimes::of(flow, cold).beyond(told.times),
             lasted: Duration::from_nanos(last_ns.saturating_sub(opened_ns)),
             end: cause.unwrap_or_else(|| end(flow)),
         }

@@ -16,7 +16,7 @@ use splice_bpf::types::SegmentFlow;
 use super::super::datapath::Datapath;
 use super::super::liveness::KeepAlive;
 use super::alarm::Alarm;
-use super::ended::ForwardEnd;
+use super::ended::{ForwardEnd, ForwardTimes};
 use super::network::Network;
 use super::origin::{Origin, Terms};
 use super::owner::{ForwardEvent, ForwardOptions, OnEvent, Owner};
@@ -227,6 +227,7 @@ impl Forwards {
                     for (sum, moved) in count.moved_bytes.iter_mut().zip(origin.moved_bytes) {
                         *sum += moved;
                     }
+                    count.times.append(&mut origin.times);
                 }
             }
         }
@@ -241,6 +242,7 @@ impl Forwards {
                     open,
                     begun,
                     moved_bytes,
+                    times,
                 } = count;
                 let before = match (live.get(&server), open) {
                     (None | Some(0), 0) => live.remove(&server),
@@ -253,6 +255,7 @@ impl Forwards {
                         open,
                         begun,
                         moved_bytes,
+                        times,
                     };
                     events.push((Arc::clone(&owner), counted));
                 }
@@ -286,6 +289,7 @@ struct Count {
     open: usize,
     begun: u64,
     moved_bytes: [u64; 2],
+    times: Vec<ForwardTimes>,
 }
 
 fn keep_alive_of(options: &ForwardOptions) -> Option<KeepAlive> {

@@ -31,7 +31,7 @@ use std::task::Wake as _;
 
 use splice_base::error::Result;
 
-pub use self::ended::{ForwardEnd, Forwarded};
+pub use self::ended::{ForwardEnd, ForwardTimes, Forwarded};
 use self::forwards::Forwards;
 use self::owner::Owner;
 pub use self::owner::{ForwardEvent, ForwardOptions};
@@ -69,7 +69,7 @@ impl Forward {
     }
 
     /// Makes room for so many connections that are forwarded at the same time in a network namespace, instead of
-    /// 32 768. Each takes 320 bytes of the kernel's memory, used or not. It applies to namespaces in which this process
+    /// 32 768. Each takes 344 bytes of the kernel's memory, used or not. It applies to namespaces in which this process
     /// has neither forwarded nor spliced a connection with `segment`. With 0, none has room.
     pub fn make_room(connections: u32) {
         Datapath::make_room(connections);

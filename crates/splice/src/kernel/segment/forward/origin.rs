@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use splice_bpf::clock::now_ns;
-use splice_bpf::types::{SegmentFlow, SegmentOrigin, SegmentReleased, SegmentRoute};
+use splice_bpf::types::{SegmentCold, SegmentFlow, SegmentOrigin, SegmentReleased, SegmentRoute};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 use super::super::datapath::Datapath;
 use super::super::flow::TIME_WAIT;
 use super::super::liveness::{Liveness, Patience, Silence, Step};
-use super::ended::{ForwardEnd, Forwarded, acknowledged};
+use super::ended::{ForwardEnd, ForwardTimes, Forwarded, Told, acknowledged};
 use super::owner::Owner;
 use super::raw_socket::RawSocket;
 
@@ -40,10 +40,8 @@ pub(super) struct Origin {
     pub(super) device: u32,
     pub(super) base: u32,
     pub(super) ports: u32,
-    /// Which slots have been reported, at the index of their port.
-    told: Vec<bool>,
-    /// The bytes of live connections of which the owner was told, at the index of their port.
-    told_bytes: Vec<[u64; 2]>,
+    /// At the index of their port.
+    told: Vec<Told>,
     /// How many connections had begun at the last look.
     begun: u64,
     /// Why user space has ended a connection, by its slot.
@@ -54,6 +52,8 @@ pub(super) struct Origin {
     pub(super) live: usize,
     /// What was acknowledged on live connections between the last look and the one before.
     pub(super) moved_bytes: [u64; 2],
+    /// What the last look has found out about the server's times.
+    pub(super) times: Vec<ForwardTimes>,
     _claim: UnixDatagram,
 }
 
@@ -109,13 +109,13 @@ impl Origin {
             device,
             base,
             ports,
-            told: vec![false; ports as usize],
-            told_bytes: vec![[0; 2]; ports as usize],
+            told: vec![Told::default(); ports as usize],
             begun: entry.opened.load(Relaxed),
             causes: HashMap::new(),
             silent: HashMap::new(),
             live: 0,
             moved_bytes: [0; 2],
+            times: Vec::new(),
             _claim: claim,
         };
         // What a former owner has left.
@@ -208,6 +208,7 @@ impl Origin {
         let entry = datapath.origin(self.index);
         let free = self.free(entry);
         self.moved_bytes = [0; 2];
+        self.times.clear();
         if free == u64::from(self.ports) {
             self.live = 0;
             return;
@@ -233,7 +234,7 @@ impl Origin {
                 }
                 state::SPLICED => {
                     live += 1;
-                    self.tell_bytes(flow, slot);
+                    self.tell(flow, datapath.cold(slot), slot);
                     let idle = terms
                         .idle_timeout
                         .filter(|most| since(&flow.moved_ns) > *most);
@@ -259,11 +260,11 @@ impl Origin {
                 state::TIME_WAIT => {
                     // Without a time of opening, no SYN was let through.
                     let is_void = flow.opened_ns.load(Relaxed) == 0;
-                    let at = (slot - self.base) as usize;
-                    if !is_void && !std::mem::replace(&mut self.told[at], true) {
+                    let told = &mut self.told[(slot - self.base) as usize];
+                    if !is_void && !std::mem::replace(&mut told.end, true) {
                         self.silent.remove(&slot);
                         let cause = self.causes.remove(&slot);
-                        ended(Forwarded::of(flow, self.told_bytes[at], cause));
+                        ended(Forwarded::of(flow, datapath.cold(slot), told, cause));
                     }
                     if is_void || is_rested(flow, now_ns, is_short) {
                         released.push(slot);
@@ -276,13 +277,19 @@ impl Origin {
         self.live = live;
     }
 
-    /// Counts what was acknowledged on a live connection since the last look.
-    fn tell_bytes(&mut self, flow: &SegmentFlow, slot: u32) {
-        let told = &mut self.told_bytes[(slot - self.base) as usize];
-        for (side, (moved, told)) in self.moved_bytes.iter_mut().zip(told).enumerate() {
+    /// Keeps what was acknowledged on a live connection since the last look, and the times that have become known.
+    fn tell(&mut self, flow: &SegmentFlow, cold: &SegmentCold, slot: u32) {
+        let told = &mut self.told[(slot - self.base) as usize];
+        for (side, (moved, told)) in self.moved_bytes.iter_mut().zip(&mut told.bytes).enumerate() {
             let bytes = acknowledged(flow, side).max(*told);
             *moved += bytes - *told;
             *told = bytes;
+        }
+        let times = ForwardTimes::of(flow, cold);
+        let untold = times.beyond(told.times);
+        if !untold.is_empty() {
+            told.times = times;
+            self.times.push(untold);
         }
     }
 
@@ -368,8 +375,7 @@ impl Origin {
                 return;
             }
             for slot in slots {
-                self.told[(slot - self.base) as usize] = false;
-                self.told_bytes[(slot - self.base) as usize] = [0; 2];
+                self.told[(slot - self.base) as usize] = Told::default();
                 datapath.flow(*slot).state.store(state::FREE, Release);
                 let tail = entry.tail.load(Relaxed);
                 let at = self.base + (tail % u64::from(self.ports)) as u32;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::ended::Forwarded;
+use super::ended::{ForwardTimes, Forwarded};
 use super::network::Path;
 use crate::firewall::{Doubt, Pass, PassState};
 
@@ -87,6 +87,8 @@ pub enum ForwardEvent {
         /// So many bytes of clients, and of the server, were acknowledged since on connections that are open. What comes
         /// to them until the end of a connection is in [`Forwarded::untold_bytes`].
         moved_bytes: [u64; 2],
+        /// How long the server took on some of these connections. Others are in [`Forwarded::untold_times`].
+        times: Vec<ForwardTimes>,
     },
 }
 

@@ -194,7 +194,7 @@ fn a_peer_gets_few_errors_at_once() {
         for _ in 0..ERRORS_AT_ONCE {
             assert!(passed(0));
         }
-        let until = scene.datapath.errors(0).until[0].load(Relaxed);
+        let until = scene.datapath.cold(0).until[0].load(Relaxed);
         let share = (ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS) as u32;
         assert!(until.wrapping_sub(began) >= share, "{until} - {began}");
         netlab::until("none is left", || {
@@ -387,7 +387,7 @@ fn a_segment_that_is_too_long_comes_back_as_an_error() {
             for _ in 0..2 * ERRORS_AT_ONCE {
                 assert_eq!(scene.feed(side, &forged).0, DROP);
             }
-            assert_eq!(scene.datapath.errors(0).until[side].load(Relaxed), 0);
+            assert_eq!(scene.datapath.cold(0).until[side].load(Relaxed), 0);
             let made = (0..3 * ERRORS_AT_ONCE).filter(|_| scene.feed(side, &long).0 == REDIRECT);
             let made = made.count();
             assert!(made >= ERRORS_AT_ONCE, "{made}");

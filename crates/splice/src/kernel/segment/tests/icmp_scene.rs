@@ -136,7 +136,7 @@ impl Scene {
 
     /// Nobody has got an error yet.
     pub(super) fn forget_errors(&self) {
-        for until in &self.datapath.errors(0).until {
+        for until in &self.datapath.cold(0).until {
             until.store(0, Relaxed);
         }
     }
@@ -146,7 +146,7 @@ impl Scene {
         let ticks = (ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS) as u32;
         let until = (now_ns() >> 20) as u32;
         let until = until.wrapping_add(ticks).wrapping_add(more_ticks);
-        self.datapath.errors(0).until[side].store(until, Relaxed);
+        self.datapath.cold(0).until[side].store(until, Relaxed);
     }
 
     /// What the sender gets to read.
