@@ -35,7 +35,7 @@ use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::metrics::Metrics;
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::refusal::WrongUsage;
-use crate::resource_limit::raise_descriptor_limit;
+use crate::resource_limit::{raise_descriptor_limit, require_descriptors_to_serve};
 use crate::service::Process;
 use crate::sessions::Engines;
 use crate::signal::{Request, Signals};
@@ -169,7 +169,7 @@ pub(crate) fn run(
     let mut bypasses = bypass::Group::default();
     bypasses.apply(&plan.bypasses)?;
     // From then on there may be a socket file to remove.
-    deployment.apply(plan, || progress.running(), || Ok(()))?;
+    deployment.apply(plan, || progress.running(), require_descriptors_to_serve)?;
     let named = configuration.as_ref().map(|it| it.path.clone());
     let facts = Arc::new(Facts::new(command, named));
     if let Some(why) = deployment.log_what_is_copied() {

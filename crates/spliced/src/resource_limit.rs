@@ -1,7 +1,9 @@
 //! Limits on descriptors and memory: raising them, and naming the one that a system call has met.
 
+use anyhow::{Result, bail};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use splice_base::descriptors;
 
 /// Descriptors that a relay needs beside those of its connections: loops, listeners, pipes, logs.
 const DESCRIPTORS_BESIDE: u64 = 100;
@@ -27,6 +29,28 @@ pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
              raise it or connections will have to wait"
         );
     }
+}
+
+/// What a relay needs once it listens: its control socket and what is kept for that (9 on Linux 6.18), two for a connection,
+/// two for a pipe, and some that are open for a moment.
+const DESCRIPTORS_TO_SERVE: u64 = 16;
+
+/// Refuses a start that would leave no descriptors for clients: they would be accepted by the kernel, and served by nobody.
+///
+/// # Errors
+/// If there are too few.
+pub(crate) fn require_descriptors_to_serve() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile).current;
+    if let (Some(limit), Some(free)) = (limit, descriptors::free())
+        && free < DESCRIPTORS_TO_SERVE
+    {
+        bail!(
+            "of the {limit} file descriptors that the process may have (RLIMIT_NOFILE), {free} are left for connections and the \
+             control socket, which need {DESCRIPTORS_TO_SERVE}; raise the limit to {} (ulimit -n, or LimitNOFILE= of its service)",
+            limit - free + DESCRIPTORS_TO_SERVE
+        );
+    }
+    Ok(())
 }
 
 /// The limit behind a failed system call, if a limit is the cause.
