@@ -2,7 +2,7 @@
 //! cost no descriptor and no thread. The listening socket gets those of them that cannot be.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -19,9 +19,10 @@ use crate::connection_limit::ConnectionPermit;
 use crate::plan::{
     Action, BackendPlan, ClientLimits, ListenerPlan, RoutePlan, ServerAddress, ServerPlan, Source,
 };
+use crate::rate_limited_warning::more;
 use crate::service::{Counts, Destination, Route, Service, Terms};
 use crate::socket_address::SocketAddress;
-use crate::tally::Tally;
+use crate::tally::{Ending, Tally};
 
 /// The forwarded connections of one listener.
 pub(crate) struct Forwarding {
@@ -46,12 +47,15 @@ impl Forwarding {
         if !terms.plan.from_syn {
             return None;
         }
-        let listening: Vec<_> = listening.iter().filter_map(SocketAddress::inet).collect();
+        let listening: Vec<_> = listening.iter().flat_map(addresses_of).collect();
         let record = Arc::new(Record {
             service: Arc::clone(service),
             open: Mutex::default(),
+            is_cut: AtomicBool::new(false),
         });
         let started = what(&terms).and_then(|(backend, _)| {
+            let permitted = EngineName::Segment.is_permitted();
+            permitted.map_err(|error| error.to_string())?;
             let options = options(&terms, &listening, false)?;
             record.leads_to(options.server, backend);
             let recorder = Arc::clone(&record);
@@ -147,6 +151,9 @@ impl Forwarding {
 
     fn follow(&self) {
         self.adapt(&mut lock(&self.options));
+        for server in self.record.cut_servers() {
+            self.forward.cut(server);
+        }
     }
 
     /// Goes wherever the name of the server leads now, and pauses while that or the listener gets no new clients, or orders have made
@@ -173,6 +180,13 @@ impl Forwarding {
         }
     }
 
+    /// The time of its connections is over: they are reset when it is dropped. Returns how many there are, and whose.
+    pub(crate) fn cut(&self) -> (usize, String) {
+        self.record.is_cut.store(true, Ordering::Relaxed);
+        let name = self.record.service.terms().plan.name.to_string();
+        (self.connections(), name)
+    }
+
     /// Takes no more connections. Those that there are go on until this is dropped.
     pub(crate) fn close(&self) {
         self.forward.close();
@@ -182,6 +196,14 @@ impl Forwarding {
     pub(crate) fn connections(&self) -> usize {
         self.forward.connections()
     }
+}
+
+/// What a listening socket takes clients at.
+fn addresses_of(listening: &SocketAddress) -> impl Iterator<Item = SocketAddr> {
+    let inet = listening.inet();
+    let as_ipv4 = inet.filter(|_| listening.is_dual_stack());
+    let as_ipv4 = as_ipv4.map(|inet| (Ipv4Addr::UNSPECIFIED, inet.port()).into());
+    inet.into_iter().chain(as_ipv4)
 }
 
 async fn follow(forwarding: Weak<Forwarding>) {
@@ -314,6 +336,8 @@ pub(crate) fn needs_sockets(listener: &ListenerPlan, backends: &[&BackendPlan]) 
 struct Record {
     service: Arc<Service>,
     open: Mutex<Open>,
+    /// Its connections have had their time.
+    is_cut: AtomicBool,
 }
 
 #[derive(Default)]
@@ -346,11 +370,13 @@ impl Record {
         std::ptr::eq(lock(&self.open).backend.as_ptr(), Arc::as_ptr(backend))
     }
 
-    /// The backend and the server, as that names it, that connections to this address belong to.
-    fn server_at(&self, address: SocketAddr) -> Option<(Arc<Backend>, Arc<str>)> {
+    /// Those that were removed, and whose connections have had their time.
+    fn cut_servers(&self) -> Vec<SocketAddr> {
         let open = lock(&self.open);
-        let flows = open.by_server.get(&address)?.flows.as_ref()?;
-        Some((Arc::clone(flows.backend()), flows.server_name()))
+        let is_cut = |of_server: &OfServer| of_server.flows.as_ref().is_some_and(Flows::is_cut);
+        let servers = open.by_server.iter();
+        let cut = servers.filter(|(_, one)| !one.permits.is_empty() && is_cut(one));
+        cut.map(|(address, _)| *address).collect()
     }
 
     fn take(&self, event: ForwardEvent) {
@@ -379,11 +405,98 @@ impl Record {
                 }
             }
             ForwardEvent::Ended(one) => {
-                let of = self.server_at(one.server);
-                ended(service, &one, of);
+                self.ended(&one);
             }
             _ => {}
         }
+    }
+
+    /// Counts and logs one that has ended.
+    fn ended(&self, one: &Forwarded) {
+        let service = &self.service;
+        let terms = service.terms();
+        let tally = tally(&terms);
+        tally.moved(one.untold_bytes);
+        timed(tally, &one.untold_times);
+        let is_refused = matches!(one.end, ForwardEnd::Refused | ForwardEnd::TimedOut);
+        let (mut why, mut ending) = (one.end.to_string(), one.end.into());
+        let of = {
+            let open = lock(&self.open);
+            let of_server = open.by_server.get(&one.server);
+            of_server.and_then(|it| it.flows.as_ref()).map(|flows| {
+                if is_refused {
+                    flows.failed(&why);
+                }
+                let backend = Arc::clone(flows.backend());
+                (backend, flows.server_name(), flows.is_cut())
+            })
+        };
+        if one.end == ForwardEnd::Dropped {
+            if self.is_cut.load(Ordering::Relaxed) {
+                (why, ending) = ("its listener was removed".into(), Ending::ListenerRemoved);
+            } else if of.as_ref().is_some_and(|(_, _, is_cut)| *is_cut) {
+                (why, ending) = ("its server was removed".into(), Ending::ServerRemoved);
+            } else {
+                let cut_short = &service.process.cut_short;
+                cut_short.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let engine = (!is_refused).then_some(EngineName::Segment);
+        tally.ended(engine, ending);
+        let id = service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1;
+        if is_refused {
+            Counts::add(&service.counts.without_server);
+            // Its SYN went to one address only. The next client's goes to another one.
+            for backend in terms.backends() {
+                backend.failed_at(&SocketAddress::Inet(one.server));
+            }
+            self.warn_of_refusal(id, one, &why);
+        } else {
+            Counts::add(&service.counts.joined);
+        }
+        let why_engine = match engine {
+            Some(_) => "from the SYN on".into(),
+            None => format!("no pair: {why}"),
+        };
+        tracing::debug!("connection {id} ended: {why}; engine segment: from the SYN on");
+        let Some(log) = &terms.access_log else {
+            return;
+        };
+        log.write(&Entry {
+            event: Event::End,
+            id,
+            unique_id: None,
+            listener: &terms.plan.name,
+            // It has only one.
+            route: Some(1),
+            client: &one.client,
+            peer: None,
+            target: &one.server,
+            server_name: None,
+            name: None,
+            backend: of.as_ref().map(|(backend, ..)| backend.name()),
+            server: of.as_ref().map(|(_, server, _)| &**server),
+            engine: engine.map(EngineName::as_str),
+            why_engine: &why_engine,
+            moved: Some([
+                Moved::bytes(one.client_to_server_bytes),
+                Moved::bytes(one.server_to_client_bytes),
+            ]),
+            outcome: Some(&why),
+            lasted: Some(one.lasted),
+        });
+    }
+
+    fn warn_of_refusal(&self, id: u64, one: &Forwarded, why: &str) {
+        let warning = &self.service.warnings.target_unreachable;
+        warning.emit(|suppressed| {
+            tracing::warn!(
+                "connection {id} from {} to {} was reset: {why}{}",
+                one.client,
+                one.server,
+                more(suppressed)
+            );
+        });
     }
 }
 
@@ -413,59 +526,6 @@ fn timed(tally: &Tally, times: &ForwardTimes) {
     if let Some(first_byte) = times.first_byte {
         tally.answering.add(first_byte);
     }
-}
-
-fn ended(service: &Service, one: &Forwarded, of: Option<(Arc<Backend>, Arc<str>)>) {
-    let terms = service.terms();
-    let tally = tally(&terms);
-    tally.moved(one.untold_bytes);
-    timed(tally, &one.untold_times);
-    tally.ended(Some(EngineName::Segment), one.end.into());
-    match one.end {
-        ForwardEnd::Refused | ForwardEnd::TimedOut => {
-            Counts::add(&service.counts.without_server);
-            // Its SYN went to one address only. The next client's goes to another one.
-            for backend in terms.backends() {
-                backend.failed_at(&SocketAddress::Inet(one.server));
-            }
-        }
-        _ => Counts::add(&service.counts.joined),
-    }
-    if one.end == ForwardEnd::Dropped {
-        let cut_short = &service.process.cut_short;
-        cut_short.fetch_add(1, Ordering::Relaxed);
-    }
-    let id = service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1;
-    tracing::debug!(
-        "connection {id} ended: {}; engine segment: from the SYN on",
-        one.end
-    );
-    let Some(log) = &terms.access_log else {
-        return;
-    };
-    log.write(&Entry {
-        event: Event::End,
-        id,
-        unique_id: None,
-        listener: &terms.plan.name,
-        // It has only one.
-        route: Some(1),
-        client: &one.client,
-        peer: None,
-        target: &one.server,
-        server_name: None,
-        name: None,
-        backend: of.as_ref().map(|(backend, _)| backend.name()),
-        server: of.as_ref().map(|(_, server)| &**server),
-        engine: Some(EngineName::Segment.as_str()),
-        why_engine: "from the SYN on",
-        moved: Some([
-            Moved::bytes(one.client_to_server_bytes),
-            Moved::bytes(one.server_to_client_bytes),
-        ]),
-        outcome: Some(&one.end.to_string()),
-        lasted: Some(one.lasted),
-    });
 }
 
 /// Each change is complete before anything can panic.

@@ -160,6 +160,17 @@ impl Flows {
         self.server.shared_name()
     }
 
+    /// A connection was refused, or the server did not answer.
+    pub(crate) fn failed(&self, why: &str) {
+        // It is the only one, so it is not taken out.
+        self.server.connection_failed(why);
+    }
+
+    /// The server was removed, and its connections have had their time.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.server.is_cut()
+    }
+
     /// Whether both are of the same server.
     pub(crate) fn is_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.server, &other.server)

@@ -314,6 +314,10 @@ impl Server {
         }
     }
 
+    pub(super) fn is_cut(&self) -> bool {
+        self.roster.is_cut()
+    }
+
     /// A reload brings it back: the same server, or if its connections have been cut, one that begins anew in its
     /// place.
     pub(super) fn come_back(self: &Arc<Self>) -> Arc<Self> {

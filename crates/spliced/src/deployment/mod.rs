@@ -52,6 +52,14 @@ pub(crate) struct Deployment {
 /// So many connections can be forwarded at the same time: 344 bytes of the kernel's memory each.
 const ROOM_FOR_FORWARDED: u32 = 65_536;
 
+fn tell_cut(count: usize, why: &str) {
+    match count {
+        0 => {}
+        1 => tracing::warn!("reset 1 connection: {why}"),
+        count => tracing::warn!("reset {count} connections: {why}"),
+    }
+}
+
 struct Listening {
     service: Arc<Service>,
     /// The addresses that the sockets are bound to.
@@ -446,13 +454,21 @@ impl Deployment {
         self.draining
             .retain(|(at, service)| match service.upgrade() {
                 Some(service) if *at <= now => {
-                    service.connections.cut();
+                    let count = service.connections.cut();
+                    let name = &service.terms().plan.name;
+                    tell_cut(count, &format!("listener {name} was removed"));
                     false
                 }
                 service => service.is_some(),
             });
         self.former_forwardings.retain(|(at, forwarding)| {
-            at.is_none_or(|at| at > now) && forwarding.connections() > 0
+            if at.is_none_or(|at| at > now) {
+                return forwarding.connections() > 0;
+            }
+            let (count, name) = forwarding.cut();
+            let why = format!("listener {name} was removed, or begins with sockets now");
+            tell_cut(count, &why);
+            false
         });
         let services = self.draining.iter().map(|(at, _)| *at);
         let forwardings = self.former_forwardings.iter().filter_map(|(at, _)| *at);

@@ -253,9 +253,16 @@ fn after_an_address_that_does_not_answer_the_next_one_is_taken() {
     let far = server.accept();
     converse(&near, &far);
     drop((near, far));
-    for (target, outcome) in [
-        (SILENT.to_owned(), "the target did not answer in time"),
-        (Lab::SERVER_V4.to_string(), "end of stream"),
+    let late = "the target did not answer in time";
+    let no_pair = format!("no pair: {late}");
+    for (target, engine, why_engine, outcome) in [
+        (SILENT.to_owned(), Value::Null, &*no_pair, late),
+        (
+            Lab::SERVER_V4.to_string(),
+            "segment".into(),
+            "from the SYN on",
+            "end of stream",
+        ),
     ] {
         let target = format!("{target}:{PORT}");
         let entry = until_found("it is in the log", || {
@@ -263,7 +270,8 @@ fn after_an_address_that_does_not_answer_the_next_one_is_taken() {
             hop.entries().into_iter().find(is_it)
         });
         assert_eq!(entry["outcome"], outcome, "{entry}");
-        assert_eq!(entry["why_engine"], "from the SYN on", "{entry}");
+        assert_eq!(entry["engine"], engine, "{entry}");
+        assert_eq!(entry["why_engine"], why_engine, "{entry}");
     }
 }
 
@@ -510,6 +518,179 @@ fn connections_survive_reloads() {
     }
     relay.signal(Signal::TERM);
     assert_eq!(relay.wait_end().code(), Some(0));
+}
+
+/// A reload takes away what they have: a listener, or a server. Others with sockets have the same end.
+#[test]
+fn what_a_reload_removes_is_cut_when_its_time_is_over() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    for from_syn in [true, false] {
+        let lab = Lab::new().expect("a lab");
+        let server = || Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
+        let (first, second) = (server(), server());
+        let scratch = Scratch::new("from-syn").expect("a directory");
+        let log = scratch.path().join("access.log");
+        let write = |name: &str, server: &Server| {
+            let text = configuration(&server.address, from_syn)
+                .replacen("[[listener]]", "[[listener]]\nname = \"@\"", 1)
+                .replace('@', name);
+            let before = format!(
+                "drain_timeout = \"300ms\"\n[defaults]\naccess_log = \"{}\"\n",
+                log.display()
+            );
+            scratch
+                .write("spliced.toml", &format!("{before}{text}"))
+                .expect("written");
+        };
+        write("one", &first);
+        let mut command = lab.relay().command(BINARY);
+        command
+            .args(["run", "--config"])
+            .arg(scratch.path().join("spliced.toml"))
+            .env_remove("SPLICED_LOG");
+        let mut relay = Relay::spawn(&mut command);
+        let address = relay.address.clone();
+        let connect = |server: &Server| {
+            let near = lab.client().enter(|| Peer::connect(&address));
+            let (near, far) = (near.expect("entered"), server.accept());
+            near.write_number(1);
+            assert_eq!(far.read_number(), 1);
+            (near, far)
+        };
+        let leads_to = |server: &Server| {
+            if from_syn {
+                let address = &server.address;
+                relay.wait_logged(&format!("to {address} are translated from the SYN on"));
+            }
+        };
+        leads_to(&first);
+        let of_server = connect(&first);
+        write("one", &second);
+        relay.signal(Signal::HUP);
+        leads_to(&second);
+        of_server.0.expect_reset();
+        of_server.1.expect_reset();
+
+        let of_listener = connect(&second);
+        let text = configuration(&second.address, false)
+            .replace(&format!(":{PORT}"), &format!(":{}", PORT + 1));
+        let text = format!(
+            "drain_timeout = \"300ms\"\n[defaults]\naccess_log = \"{}\"\n{text}",
+            log.display()
+        );
+        scratch.write("spliced.toml", &text).expect("written");
+        relay.signal(Signal::HUP);
+        of_listener.0.expect_reset();
+        of_listener.1.expect_reset();
+        relay.wait_logged("reset 1 connection: listener one was removed");
+        relay.signal(Signal::TERM);
+        // Nothing was cut short by the end of the process.
+        assert_eq!(relay.wait_end().code(), Some(0));
+        let logged = std::fs::read_to_string(&log).expect("a log");
+        for why in ["its server was removed", "its listener was removed"] {
+            let outcome = format!("\"outcome\":\"{why}\"");
+            assert_eq!(logged.matches(&outcome).count(), 1, "{from_syn}: {logged}");
+        }
+    }
+}
+
+/// Of a dual-stack listener, clients of the server's family.
+#[test]
+fn a_dual_stack_listener_forwards() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    for (server, relay) in [
+        (Lab::SERVER_V4.to_string(), Lab::RELAY_V4.to_string()),
+        (
+            format!("[{}]", Lab::SERVER_V6),
+            format!("[{}]", Lab::RELAY_V6),
+        ),
+    ] {
+        let server = Server::in_namespace(lab.server(), &format!("{server}:0"));
+        let mut command = lab.relay().command(BINARY);
+        command.args(["relay", &format!(":{PORT}"), &server.address, "--from-syn"]);
+        let hop = Hop::spawn(&mut command);
+        hop.relay.wait_logged(&format!(
+            "to {} are translated from the SYN on",
+            server.address
+        ));
+        let near = lab
+            .client()
+            .enter(|| Peer::connect(&format!("{relay}:{PORT}")));
+        let (near, far) = (near.expect("entered"), server.accept());
+        converse(&near, &far);
+    }
+}
+
+/// Nobody could reset them, or ask their ends for a sign of life.
+#[test]
+fn without_the_right_to_reset_them_connections_begin_with_sockets() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let server = Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
+    let mut command = lab.relay().command("setpriv");
+    let rights = "-net_raw,-sys_admin";
+    command
+        .args(["--bounding-set", rights, "--inh-caps", rights, BINARY])
+        .args([
+            "relay",
+            &format!("{}:{PORT}", Lab::RELAY_V4),
+            &server.address,
+        ])
+        .args(["--from-syn", "--idle-timeout", "300ms"]);
+    let hop = Hop::spawn(&mut command);
+    hop.relay.wait_logged("begin with sockets: connections from the SYN on need a raw socket to be reset by, and so CAP_NET_RAW");
+    let near = lab.client().enter(|| Peer::connect(hop.address()));
+    let (near, far) = (near.expect("entered"), server.accept());
+    near.expect_reset();
+    far.expect_reset();
+}
+
+/// The same words as with sockets.
+#[test]
+fn a_server_that_refuses_is_told() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let scratch = Scratch::new("from-syn").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let socket = socket.to_str().expect("UTF-8");
+    let lab = Lab::new().expect("a lab");
+    let server = format!("{}:{PORT}", Lab::SERVER_V4);
+    let mut command = lab.relay().command(BINARY);
+    command.args(["relay", &format!("{}:{PORT}", Lab::RELAY_V4), &server]);
+    command.args(["--from-syn", "--control", socket]);
+    let hop = Hop::spawn(&mut command);
+    wait_for(socket);
+    hop.relay.wait_logged("are translated from the SYN on");
+    let refused = lab
+        .client()
+        .enter(|| std::net::TcpStream::connect(hop.address()));
+    assert!(refused.expect("entered").is_err());
+    hop.relay
+        .wait_logged(&format!(" to {server} was reset: refused by target"));
+    let entries = until_found("it is in the log", || {
+        let entries = hop.entries();
+        (!entries.is_empty()).then_some(entries)
+    });
+    let entry = &entries[0];
+    assert_eq!(entry["engine"], Value::Null, "{entry}");
+    assert_eq!(entry["why_engine"], "no pair: refused by target", "{entry}");
+    let labels = [("engine", "none"), ("outcome", "no_server")];
+    assert_eq!(
+        Reading::at(socket).sum("spliced_sessions_ended_total", &labels),
+        1
+    );
+    let mut backends = std::process::Command::new(BINARY);
+    let backends = backends.args(["backends", "--control", socket]).output();
+    let backends = String::from_utf8(backends.expect("it runs").stdout).expect("text");
+    assert!(backends.contains("refused by target"), "{backends}");
 }
 
 #[test]

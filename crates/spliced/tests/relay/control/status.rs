@@ -179,11 +179,22 @@ fn a_limit_of_descriptors_that_keeps_segment_from_being_loaded_is_told_once() {
         let status = output(command(&["status", "--control"]).arg(&socket));
         String::from_utf8(status.stdout).expect("text")
     };
+    let line = relay.wait_logged(" WARN connections are copied and not spliced: ");
+    let enough = line
+        .split_once("raise RLIMIT_NOFILE to ")
+        .expect("advice")
+        .1;
+    let enough: usize = enough
+        .split_once(' ')
+        .expect("a number")
+        .0
+        .parse()
+        .expect("a number");
+    assert!(limit < enough && enough < limit + 92, "{enough} of {limit}");
     let why = format!(
         "engine segment cannot be used: of the {limit} file descriptors that the process may have (RLIMIT_NOFILE), fewer than \
-         92 are free: 60 for the program and 32 for connections; raise RLIMIT_NOFILE to {} (ulimit -n, or LimitNOFILE= of \
-         its service)",
-        limit + 92
+         92 are free: 60 for the program and 32 for connections; raise RLIMIT_NOFILE to {enough} (ulimit -n, or LimitNOFILE= \
+         of its service)"
     );
     let line = format!(" WARN connections are copied and not spliced: {why}");
     for _ in 0..2 {

@@ -1,5 +1,7 @@
 //! Room for a datapath: its descriptors must leave some for the connections that it is for.
 
+use std::sync::OnceLock;
+
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use splice_base::descriptors;
@@ -12,6 +14,9 @@ const OF_DATAPATH: u64 = 60;
 /// What is left beside it: two for each connection, and what else the program opens.
 const LEFT: u64 = 32;
 
+/// The limit that would have been enough when it was first too low: what is told does not change with the connections.
+static ENOUGH: OnceLock<u64> = OnceLock::new();
+
 /// Nobody is served whose connection gets no descriptor: then it is better to copy.
 ///
 /// # Errors
@@ -19,18 +24,18 @@ const LEFT: u64 = 32;
 pub(super) fn require() -> Result<()> {
     let limit = getrlimit(Resource::Nofile).current;
     match limit.zip(descriptors::free()) {
-        Some((limit, free)) if free < OF_DATAPATH + LEFT => Err(too_few(limit)),
+        Some((limit, free)) if free < OF_DATAPATH + LEFT => Err(too_few(limit, free)),
         _ => Ok(()),
     }
 }
 
-fn too_few(limit: u64) -> Error {
+fn too_few(limit: u64, free: u64) -> Error {
     let why = format!(
         "of the {limit} file descriptors that the process may have (RLIMIT_NOFILE), fewer than {} are free: {OF_DATAPATH} for the \
          program and {LEFT} for connections",
         OF_DATAPATH + LEFT
     );
-    let enough = limit.saturating_add(OF_DATAPATH + LEFT);
+    let enough = ENOUGH.get_or_init(|| limit.saturating_add(OF_DATAPATH + LEFT - free));
     // It may be over when connections have ended.
     Error::new(ErrorKind::BpfRefused, why)
         .with_source(Errno::MFILE)

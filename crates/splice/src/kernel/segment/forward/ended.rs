@@ -97,7 +97,7 @@ pub enum ForwardEnd {
     Silent,
     /// The packet filters of this host would stop it now. Both sides were reset.
     Filtered,
-    /// The [`Forward`](crate::Forward) was dropped. Both sides were reset.
+    /// The [`Forward`](crate::Forward) was dropped, or has [cut](crate::Forward::cut) the server. Both sides were reset.
     Dropped,
 }
 

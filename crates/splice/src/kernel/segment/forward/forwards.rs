@@ -43,7 +43,8 @@ pub(super) struct State {
     pub(super) own: HashSet<IpAddr>,
     /// Devices that connections may come in on.
     pub(super) devices: HashSet<u32>,
-    raw: Option<RawSocket>,
+    /// Or why there is none.
+    pub(super) raw: std::result::Result<RawSocket, String>,
     pub(super) looked_at: Option<Instant>,
     filters: Option<Known>,
     looks: usize,
@@ -74,10 +75,6 @@ impl Forwards {
         if let Some(forwards) = known.find(|one| Arc::ptr_eq(&one.datapath, datapath)) {
             return Ok(forwards);
         }
-        let raw = RawSocket::new();
-        if let Err(error) = &raw {
-            tracing::debug!("{error}");
-        }
         let mut filters = None;
         if let Ok(firewall) = datapath.firewall() {
             firewall.has_changed(&mut filters);
@@ -91,7 +88,7 @@ impl Forwards {
                 owners: Vec::new(),
                 own: HashSet::new(),
                 devices: HashSet::new(),
-                raw: raw.ok(),
+                raw: RawSocket::new().map_err(|error| error.to_string()),
                 looked_at: None,
                 filters,
                 looks: 0,
@@ -119,6 +116,7 @@ impl Forwards {
             options: Mutex::new(Arc::new(options)),
             on_event: Mutex::new(Some(on_event)),
             live: Mutex::default(),
+            cut: Mutex::default(),
             is_closed: AtomicBool::new(false),
             is_dropped: AtomicBool::new(false),
             way: Mutex::default(),
@@ -209,13 +207,13 @@ impl Forwards {
                 idle_timeout: options.idle_timeout,
                 half_close_timeout: options.half_close_timeout,
                 patience: retries.unmeasured(keep_alive_of(&options), options.user_timeout),
-                end: owner.is_dropped().then_some(ForwardEnd::Dropped),
+                end: owner.is_cut(origin.server).then_some(ForwardEnd::Dropped),
                 filter,
             };
             let begun = origin.begun(&self.datapath);
             let has_turn = (at + *looks).is_multiple_of(turns);
             if has_turn {
-                origin.sweep(&self.datapath, raw.as_ref(), &terms, |one| {
+                origin.sweep(&self.datapath, raw.as_ref().ok(), &terms, |one| {
                     events.push((Arc::clone(&owner), ForwardEvent::Ended(one)));
                 });
             }

@@ -25,6 +25,7 @@ mod owner;
 mod raw_socket;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::task::Wake as _;
@@ -51,6 +52,8 @@ impl Forward {
     /// an ordinary socket, which gets every client that cannot be forwarded.
     ///
     /// `on_event` is called on a thread of the library, which waits for it, and on the one that closes or drops this.
+    ///
+    /// Without CAP_NET_RAW it forwards nothing: nobody could reset a connection, or ask its ends for a sign of life.
     ///
     /// It returns once new connections are forwarded, or it is known why they are not ([`obstacle`](Self::obstacle)).
     /// That may change later: addresses, routes and packet filters are followed.
@@ -79,6 +82,7 @@ impl Forward {
     /// them, too. If it is paused, no more are forwarded once this returns, and those that there are have been counted.
     pub fn change(&self, options: ForwardOptions) {
         let is_paused = options.is_paused;
+        self.owner.cut().remove(&options.server);
         *self
             .owner
             .options
@@ -107,6 +111,17 @@ impl Forward {
     /// How many connections are open or opening, as of at most 50 ms ago.
     pub fn connections(&self) -> usize {
         self.owner.live().values().sum()
+    }
+
+    /// Resets the connections to a server that new ones no longer go to.
+    pub fn cut(&self, server: SocketAddr) {
+        if self.owner.options().server == server {
+            return;
+        }
+        self.owner.cut().insert(server);
+        // The first look ends the connections, the second one finds them over.
+        self.forwards.sweep(false);
+        self.forwards.sweep(false);
     }
 
     /// Forwards no more connections. Those that there are go on.

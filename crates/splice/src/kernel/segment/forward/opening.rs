@@ -33,6 +33,10 @@ impl Forwards {
             self.by_sockets(owner, PAUSED);
             return true;
         }
+        if let Err(why) = &state.raw {
+            self.by_sockets(owner, why);
+            return true;
+        }
         let path = match state.network.path(&options.listen, options.server) {
             Ok(path) => path,
             Err(why) => {

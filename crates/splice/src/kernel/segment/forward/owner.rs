@@ -1,6 +1,6 @@
 //! What a forward wants, and which way its new connections take.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -102,6 +102,8 @@ pub(super) struct Owner {
     pub(super) on_event: Mutex<Option<OnEvent>>,
     /// How many connections are open or opening, for each server that has some.
     pub(super) live: Mutex<BTreeMap<SocketAddr, usize>>,
+    /// Servers whose connections are over.
+    pub(super) cut: Mutex<BTreeSet<SocketAddr>>,
     pub(super) is_closed: AtomicBool,
     pub(super) is_dropped: AtomicBool,
     pub(super) way: Mutex<Way>,
@@ -154,6 +156,17 @@ impl Owner {
     pub(super) fn on_event(&self) -> MutexGuard<'_, Option<OnEvent>> {
         // It is set whole.
         self.on_event.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Servers whose connections are reset at the next look.
+    pub(super) fn cut(&self) -> MutexGuard<'_, BTreeSet<SocketAddr>> {
+        // Each change is a single step.
+        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its connections to a server are over.
+    pub(super) fn is_cut(&self, server: SocketAddr) -> bool {
+        self.is_dropped() || self.cut().contains(&server)
     }
 
     pub(super) fn is_dropped(&self) -> bool {

@@ -39,8 +39,9 @@ impl RawSocket {
             socket_with(family, SocketType::RAW, flags, Some(ipproto::RAW))
         };
         Ok(Self {
-            v4: raw(AddressFamily::INET)
-                .context("no connection can be reset without a raw socket (CAP_NET_RAW)")?,
+            v4: raw(AddressFamily::INET).context(
+                "connections from the SYN on need a raw socket to be reset by, and so CAP_NET_RAW",
+            )?,
             v6: raw(AddressFamily::INET6).ok(),
         })
     }
