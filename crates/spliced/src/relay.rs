@@ -29,7 +29,7 @@ use crate::bypass;
 use crate::cli::{EchoArgs, RelayArgs};
 use crate::config::PrefixWatch;
 use crate::control_args::ControlArgs;
-use crate::deployment::{Deployment, log_missing_engines};
+use crate::deployment::{Deployment, connections, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::metrics::Metrics;
@@ -444,12 +444,5 @@ impl Running {
                 None => return over("the drain timeout was over"),
             }
         }
-    }
-}
-
-fn connections(count: u64) -> String {
-    match count {
-        1 => "1 connection".into(),
-        count => format!("{count} connections"),
     }
 }

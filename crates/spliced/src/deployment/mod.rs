@@ -52,14 +52,6 @@ pub(crate) struct Deployment {
 /// So many connections can be forwarded at the same time: 344 bytes of the kernel's memory each.
 const ROOM_FOR_FORWARDED: u32 = 65_536;
 
-fn tell_cut(count: usize, why: &str) {
-    match count {
-        0 => {}
-        1 => tracing::warn!("reset 1 connection: {why}"),
-        count => tracing::warn!("reset {count} connections: {why}"),
-    }
-}
-
 struct Listening {
     service: Arc<Service>,
     /// The addresses that the sockets are bound to.
@@ -69,6 +61,20 @@ struct Listening {
     /// Removes the file of a UNIX socket when it is dropped. `None` once it is drained.
     sockets: Option<ListeningSockets>,
     drain: Arc<Drain>,
+}
+
+/// So many of them, in words.
+pub(crate) fn connections(count: u64) -> String {
+    match count {
+        1 => "1 connection".into(),
+        count => format!("{count} connections"),
+    }
+}
+
+fn tell_cut(count: usize, why: &str) {
+    if count > 0 {
+        tracing::warn!("reset {}: {why}", connections(count as u64));
+    }
 }
 
 /// A listener that is about to be added.
