@@ -53,7 +53,25 @@ impl FromStr for Address {
                 text,
                 "a stream socket is needed here; write HOST:PORT, :PORT or unix:/path",
             )),
-            None => parse_inet(text, ""),
+            None => parse_inet(text, "", "HOST:PORT, :PORT or unix:/path"),
+        }
+    }
+}
+
+impl Address {
+    /// Reads an address of TCP.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidAddress`], with the text, what is wrong with it and how to write it.
+    pub fn of_tcp(text: &str) -> Result<Self> {
+        const FORMS: &str = "HOST:PORT or :PORT";
+        let mut others = OTHER_KINDS.iter().chain(&["unix:"]);
+        match others.any(|kind| text.starts_with(kind)) {
+            true => Err(invalid(
+                text,
+                &format!("an address of TCP is needed here; write {FORMS}"),
+            )),
+            false => parse_inet(text, "", FORMS),
         }
     }
 }
@@ -94,16 +112,13 @@ pub(crate) fn parse_unix(text: &str, name: &str, prefix: &str) -> Result<Address
     }
 }
 
-/// Reads `text` behind `prefix`.
-pub(crate) fn parse_inet(text: &str, prefix: &str) -> Result<Address> {
+/// Reads `text` behind `prefix`. `forms` are those that an address may have there.
+pub(crate) fn parse_inet(text: &str, prefix: &str, forms: &str) -> Result<Address> {
     let rest = &text[prefix.len()..];
     let Some((host, port)) = rest.rsplit_once(':') else {
         return Err(invalid(
             text,
-            &match prefix {
-                "" => "the port is missing; write HOST:PORT, :PORT or unix:/path".into(),
-                prefix => format!("the port is missing; write {prefix}HOST:PORT or {prefix}:PORT"),
-            },
+            &format!("the port is missing; write {forms}"),
         ));
     };
     let port = match port.parse() {
@@ -112,7 +127,7 @@ pub(crate) fn parse_inet(text: &str, prefix: &str) -> Result<Address> {
         _ => {
             return Err(invalid(
                 text,
-                "the port is not a number from 0 to 65535; correct it",
+                "the port is not a number from 0 to 65535; write one behind the last colon",
             ));
         }
     };

@@ -74,7 +74,7 @@ impl FromStr for SocketName {
     fn from_str(text: &str) -> Result<Self> {
         let after = |prefix| text.strip_prefix(prefix);
         if text.starts_with("udp:") {
-            return parse_inet(text, "udp:").map(Self::Udp);
+            return parse_inet(text, "udp:", "udp:HOST:PORT or udp::PORT").map(Self::Udp);
         }
         if let Some(name) = after("unixgram:") {
             return parse_unix(text, name, "unixgram:").map(Self::UnixDatagram);

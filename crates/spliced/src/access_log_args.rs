@@ -136,6 +136,11 @@ fn syslog(words: &str, rest: &str) -> Result<LogPlace, String> {
     if let Some(path) = socket(rest) {
         return Ok(place(path, DEFAULT_FACILITY));
     }
+    if rest == "unix" || rest.starts_with("unix:") {
+        return Err(format!(
+            "{rest:?} is no socket, which has a path from the root on; {REMEDY}"
+        ));
+    }
     let (name, rest) = match rest.split_once(':') {
         Some((name, rest)) => (name, Some(rest)),
         None => (rest, None),
@@ -204,6 +209,11 @@ mod tests {
             ("syslog:", "is no facility"),
             ("syslog:kern", "local0"),
             ("syslog:unix:a", "syslog:unix:/PATH"),
+            (
+                "syslog:unix:",
+                "\"unix:\" is no socket, which has a path from the root on; write syslog",
+            ),
+            ("syslog:unix", "\"unix\" is no socket"),
             ("syslog:local1:a", "syslog:unix:/PATH"),
             ("journald:", "journald:unix:/PATH"),
             ("journald:unix:a", "journald:unix:/PATH"),

@@ -66,11 +66,8 @@ impl ControlArgs {
 /// # Errors
 /// If it is none of TCP.
 pub(crate) fn metrics(text: &str) -> Result<Address, String> {
-    match text.parse().map_err(|error: splice::Error| error.to_string())? {
-        address @ Address::Inet { .. } => Ok(address),
-        _ => Err(
-            "it is no address of TCP such as 127.0.0.1:9500; the control socket has the metrics, too"
-                .into(),
-        ),
-    }
+    Address::of_tcp(text).map_err(|error| match text.starts_with("unix:") {
+        true => format!("{error}; the control socket has the metrics, too"),
+        false => error.to_string(),
+    })
 }

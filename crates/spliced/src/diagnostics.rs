@@ -19,6 +19,7 @@ use crate::journal_stream;
 use crate::log_file::LogFile;
 use crate::log_level::Level;
 use crate::log_queue::{LogQueue, Reporter};
+use crate::log_state;
 
 /// How long the program waits at its end for a log that is not being read: long enough for any reader
 /// that still reads, short enough for an operator who waits.
@@ -44,7 +45,14 @@ impl Diagnostics {
         let stderr = io::stderr();
         let is_journal = journal_stream::has_stderr();
         let queue = LogFile::standard_stream(&stderr)
-            .and_then(|file| LogQueue::start("stderr", file, Stderr { is_journal }))
+            .and_then(|file| {
+                LogQueue::telling(
+                    log_state::of("stderr"),
+                    "stderr",
+                    file,
+                    Stderr { is_journal },
+                )
+            })
             .context("cannot start the thread that writes to stderr; raise the limits")?;
         let (layer, filter) = reload::Layer::new(filter(level));
         let diagnostics = Self {
@@ -92,11 +100,6 @@ impl Diagnostics {
             *level = wanted;
         }
         Ok(json!({ "level": level.name() }))
-    }
-
-    /// How many lines were dropped so far.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.queue.lost_so_far()
     }
 
     /// Writes why the program failed, after everything that was logged before: for people, who get a list of mistakes as

@@ -17,12 +17,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::log_sink::LogSink;
+use crate::log_state::LogState;
 
 /// The pause before a failed write is tried again: short for an operator who has just made room, long
 /// enough to cost nothing.
@@ -63,8 +63,8 @@ struct Shared {
     to_writer: Condvar,
     ended: Condvar,
     capacity_lines: usize,
-    /// All lines that were lost so far; logs of one name share it.
-    lost: Arc<AtomicU64>,
+    /// What others may know of it; logs of one name share it.
+    told: Arc<LogState>,
 }
 
 #[derive(Debug, Default)]
@@ -101,22 +101,22 @@ impl LogQueue {
         sink: impl LogSink,
         reporter: impl Reporter,
     ) -> io::Result<Self> {
-        Self::counting(Arc::default(), name, sink, reporter)
+        Self::telling(Arc::default(), name, sink, reporter)
     }
 
-    /// The same, with lost lines added to `lost`.
-    pub(crate) fn counting(
-        lost: Arc<AtomicU64>,
+    /// The same, with what happens to it told to `state`.
+    pub(crate) fn telling(
+        state: Arc<LogState>,
         name: &str,
         sink: impl LogSink,
         reporter: impl Reporter,
     ) -> io::Result<Self> {
-        Self::with_capacity(Self::CAPACITY_LINES, lost, name, sink, reporter)
+        Self::with_capacity(Self::CAPACITY_LINES, state, name, sink, reporter)
     }
 
     fn with_capacity(
         capacity_lines: usize,
-        lost: Arc<AtomicU64>,
+        told: Arc<LogState>,
         name: &str,
         sink: impl LogSink,
         reporter: impl Reporter,
@@ -126,7 +126,7 @@ impl LogQueue {
             to_writer: Condvar::new(),
             ended: Condvar::new(),
             capacity_lines,
-            lost,
+            told,
         });
         let writer = Writer {
             shared: Arc::clone(&shared),
@@ -146,19 +146,15 @@ impl LogQueue {
         let mut state = self.0.0.lock();
         if state.ended || state.waiting.len() >= self.0.0.capacity_lines {
             state.dropped += 1;
-            self.0.0.lost.fetch_add(1, Ordering::Relaxed);
+            self.0.0.told.has_lost(1);
             return;
         }
+        self.0.0.told.waits();
         state.waiting.push_back(line);
         if std::mem::take(&mut state.asleep) {
             drop(state);
             self.0.0.to_writer.notify_one();
         }
-    }
-
-    /// How many lines were dropped so far.
-    pub(crate) fn lost_so_far(&self) -> u64 {
-        self.0.0.lost.load(Ordering::Relaxed)
     }
 
     /// Has the sink reopened. Lines that are pushed from now on go to the new one.
@@ -217,7 +213,8 @@ impl Drop for Ending {
         state.ended = true;
         // Nobody writes what waits any more.
         let left = (state.waiting.len() + state.in_flight) as u64;
-        self.0.lost.fetch_add(left, Ordering::Relaxed);
+        self.0.told.has_lost(left);
+        self.0.told.has_done(left);
         drop(state);
         self.0.ended.notify_all();
     }
@@ -238,6 +235,7 @@ impl<S: LogSink, R: Reporter> Writer<S, R> {
                     return;
                 }
                 self.shared.lock().in_flight -= 1;
+                self.shared.told.has_done(1);
             }
             if self.report_recovery(dropped).is_err() {
                 return;
@@ -301,6 +299,8 @@ impl<S: LogSink, R: Reporter> Writer<S, R> {
         if !std::mem::replace(&mut self.failing, true) {
             self.reporter.failed(error);
         }
+        // The reason may be another one by now.
+        self.shared.told.fails(Some(error.to_string()));
     }
 
     fn reopen_if_asked(&mut self) {
@@ -318,6 +318,7 @@ impl<S: LogSink, R: Reporter> Writer<S, R> {
             return Ok(());
         }
         self.failing = false;
+        self.shared.told.fails(None);
         let line = self.reporter.recovered(dropped);
         if let Some(line) = line {
             self.write(&line)?;
@@ -389,7 +390,7 @@ mod tests {
             until_taken(&queue);
         }
         (3..=9).for_each(|number| queue.push(line(number, pipe_bytes)));
-        assert_eq!(queue.lost_so_far(), 4);
+        assert_eq!(queue.0.0.told.lost(), 4);
         assert!(reports.try_recv().is_err(), "nothing works again yet");
         let mut reader = BufReader::with_capacity(1, reader);
         let mut read = || {
@@ -410,7 +411,7 @@ mod tests {
         };
         assert_eq!(queue.finish(PATIENCE), all);
         // Also once they were reported.
-        assert_eq!(queue.lost_so_far(), 4);
+        assert_eq!(queue.0.0.told.lost(), 4);
     }
 
     #[test]

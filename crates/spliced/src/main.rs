@@ -46,6 +46,7 @@ mod log_file;
 mod log_level;
 mod log_queue;
 mod log_sink;
+mod log_state;
 mod matrix;
 mod mesh;
 mod mesh_args;

@@ -242,7 +242,7 @@ fn open_admin_socket(
     sender: &Sender<Event>,
 ) -> Option<AdminSocket> {
     let (sender, process) = (sender.clone(), Arc::clone(process));
-    let metrics = Metrics::of_process(&process, diagnostics);
+    let metrics = Metrics::of_process(&process);
     let diagnostics = diagnostics.clone();
     let ask = move |question: admin::Question| match at_once(&process, &diagnostics, &question) {
         // Nobody receives if the client has gone away.

@@ -162,6 +162,9 @@ pub(crate) struct Warnings {
     pub(crate) max_connections_reached: RateLimitedWarning,
     pub(crate) target_unreachable: RateLimitedWarning,
     pub(crate) undecided: RateLimitedWarning,
+    /// By what clients send before there is a route.
+    pub(crate) broken_header: RateLimitedWarning,
+    pub(crate) broken_request: RateLimitedWarning,
     pub(crate) client_limit: RateLimitedWarning,
     pub(crate) engine_refused: RateLimitedWarning,
 }
@@ -174,6 +177,8 @@ impl Default for Warnings {
             max_connections_reached: of("times at which max-connections was reached"),
             target_unreachable: of("connections that were reset for want of a target"),
             undecided: of("connections that were reset for want of a route"),
+            broken_header: of("connections that were reset for their PROXY header"),
+            broken_request: of("connections that were reset for what the client sent first"),
             client_limit: of("connections that were reset by a limit for each client"),
             engine_refused: of("connections that their engine refused"),
         }

@@ -62,6 +62,19 @@ pub(crate) fn is_about_file(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Other | ErrorKind::InvalidData)
 }
 
+/// What helps if a file cannot be read.
+pub(crate) fn remedy(error: &Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::InvalidData => "save it as UTF-8",
+        ErrorKind::NotFound => "correct the path, or write the file",
+        ErrorKind::PermissionDenied => {
+            "let this user read it, and search the directories that lead to it"
+        }
+        // What it says names the file's fault.
+        _ => "choose another file",
+    }
+}
+
 fn suits(file: &Metadata, most: u64) -> io::Result<()> {
     if !file.is_file() {
         // A device may have no end, and a FIFO nothing for the next reload.

@@ -2,12 +2,11 @@
 
 mod entry;
 mod journal;
-mod losses;
 mod socket;
 mod syslog;
 
 use std::fmt;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +15,13 @@ use anyhow::{Context, Result};
 use self::entry::Line;
 pub(crate) use self::entry::{Entry, Event, Moved, ONLY_COPY};
 use self::journal::Journal;
-pub(crate) use self::losses::losses;
 use self::syslog::Syslog;
 use crate::access_log_args::{AccessLogArgs, LogPlace};
 use crate::log_field::Fields;
 use crate::log_file::LogFile;
 use crate::log_queue::{LogQueue, Reporter};
 use crate::log_sink::LogSink;
+use crate::log_state;
 
 /// The access log. A thread of its own writes the lines.
 #[derive(Clone, Debug)]
@@ -141,8 +140,8 @@ impl fmt::Display for AccessLog {
 
 impl Name {
     fn start(&self, sink: impl LogSink) -> io::Result<LogQueue> {
-        let lost = losses::of(&self.to_string());
-        LogQueue::counting(lost, "access-log", sink, self.clone())
+        let state = log_state::of(&self.to_string());
+        LogQueue::telling(state, "access-log", sink, self.clone())
     }
 
     fn opened(&self, file: io::Result<LogFile>) -> Result<LogFile> {
@@ -152,9 +151,21 @@ impl Name {
     }
 
     /// What helps if nothing can be written.
-    fn remedy(&self) -> &'static str {
+    fn remedy(&self, error: &io::Error) -> &'static str {
+        let is_stdout = matches!(*self.0, LogPlace::StandardOutput);
         match *self.0 {
-            LogPlace::File(_) | LogPlace::StandardOutput => "make room or move it",
+            LogPlace::File(_) | LogPlace::StandardOutput => match error.kind() {
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room or move it",
+                ErrorKind::FileTooLarge => "rotate it or move it",
+                ErrorKind::BrokenPipe if is_stdout => {
+                    "its reader is gone: restart this process with one, or move it"
+                }
+                ErrorKind::BrokenPipe => "its reader is gone: start one, or move it",
+                ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                    "let this process write there, or move it"
+                }
+                _ => "see to its disk, or move it",
+            },
             LogPlace::Syslog { .. } => "start the syslog daemon or move it",
             LogPlace::Journald(_) => "start systemd-journald or move it",
         }
@@ -177,7 +188,7 @@ impl Reporter for Name {
         tracing::error!(
             "the access log cannot be written: {error}; {} ({self}). Up to {} lines wait, further ones are \
              dropped and counted",
-            self.remedy(),
+            self.remedy(error),
             LogQueue::CAPACITY_LINES
         );
     }
@@ -209,5 +220,38 @@ fn lines(count: u64) -> String {
     match count {
         1 => "line".into(),
         count => format!("{count} lines"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_is_one_for_the_error() {
+        let remedy = |place: LogPlace, errno: i32| {
+            Name(Arc::new(place)).remedy(&io::Error::from_raw_os_error(errno))
+        };
+        let file = || LogPlace::File("a".into());
+        for (place, errno, words) in [
+            (file(), 28, "make room or move it"),
+            (LogPlace::StandardOutput, 28, "make room or move it"),
+            (file(), 32, "its reader is gone: start one, or move it"),
+            (
+                LogPlace::StandardOutput,
+                32,
+                "its reader is gone: restart this process with one, or move it",
+            ),
+            (file(), 30, "let this process write there, or move it"),
+            (file(), 27, "rotate it or move it"),
+            (file(), 5, "see to its disk, or move it"),
+            (
+                LogPlace::Journald("/j".into()),
+                32,
+                "start systemd-journald or move it",
+            ),
+        ] {
+            assert_eq!(remedy(place, errno), words);
+        }
     }
 }

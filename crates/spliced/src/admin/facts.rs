@@ -10,6 +10,7 @@ use rustix::process::geteuid;
 use serde_json::{Value, json};
 use splice::EngineName;
 
+use crate::log_state::{self, Told};
 use crate::metrics::About;
 
 /// What is known of the process, whatever its main thread does.
@@ -116,6 +117,7 @@ impl Facts {
             "configuration": self.configuration.as_deref().map(shown),
             "configuration_file": file.as_deref().map(shown),
             "configuration_inode": inode,
+            "logs": logs(),
             "reloads": changing.reloads,
             "last_reload": changing.last_reload.as_ref().map(|reload| json!({
                 "time": time(reload.at),
@@ -127,6 +129,18 @@ impl Facts {
     fn changing(&self) -> MutexGuard<'_, Changing> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn logs() -> Vec<Value> {
+    let each = |log: Told| {
+        json!({
+            "log": log.name,
+            "lines_waiting": log.waiting,
+            "lines_dropped": log.lost,
+            "failure": log.failure,
+        })
+    };
+    log_state::all().into_iter().map(each).collect()
 }
 
 /// What keeps `segment` from being loaded, although the rights of the process do not.

@@ -39,7 +39,7 @@ where
         let facts = Arc::new(Facts::new("relay", None));
         let of_process = Arc::clone(&facts);
         let listener = self.listening.first().cloned().unwrap_or_default();
-        let metrics = Metrics::of_single(listener, self.counts.clone(), diagnostics);
+        let metrics = Metrics::of_single(listener, self.counts.clone());
         let diagnostics = diagnostics.clone();
         let ask = move |Question {
                             request,

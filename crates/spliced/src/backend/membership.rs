@@ -129,7 +129,7 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
     // It would be shown on terminals.
     ensure!(
         !text.contains(char::is_control),
-        "{text:?} cannot be added: it has control characters; correct it"
+        "{text:?} cannot be added: it has control characters; remove them"
     );
     ensure!(
         !text.starts_with("srv:"),
@@ -142,7 +142,7 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
     let address: Address = text.parse()?;
     ensure!(
         !matches!(address, Address::Inet { port: 0, .. }),
-        "{text:?} cannot be used: nobody listens on port 0; correct it"
+        "{text:?} cannot be used: nobody listens on port 0; write the port of the server"
     );
     ensure!(
         plan.servers.len() < MOST_SERVERS,

@@ -39,8 +39,15 @@ pub(super) struct Clients {
     over_ipv4: bool,
     over_ipv6: bool,
     bypass_firewall: bool,
-    /// Some may be on other hosts, and sizes of segments are not announced to fit theirs.
-    are_remote: bool,
+    /// Where most of them are, if sizes of segments are not announced to fit theirs.
+    unfit: Option<Whereabouts>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Whereabouts {
+    /// Nobody else reaches the loopback addresses.
+    ThisHost,
+    OtherHosts,
 }
 
 impl Clients {
@@ -53,8 +60,27 @@ impl Clients {
             over_ipv4: over(true),
             over_ipv6: over(false),
             bypass_firewall: listener.bypass_firewall,
-            are_remote: listener.engine == EngineChoice::Auto
-                && !listening.iter().all(SocketAddress::is_of_loopback),
+            unfit: (listener.engine == EngineChoice::Auto && !listening.is_empty()).then(|| {
+                match listening.iter().all(SocketAddress::is_of_loopback) {
+                    true => Whereabouts::ThisHost,
+                    false => Whereabouts::OtherHosts,
+                }
+            }),
+        }
+    }
+
+    /// What is said of them if they ask for their destinations, which are other hosts as a rule.
+    pub(super) fn exception_of_requests(self) -> Option<(String, String)> {
+        let which = "to destinations that clients ask for".to_owned();
+        (self.unfit == Some(Whereabouts::ThisHost)).then(|| (which, OF_OWN_CLIENTS.into()))
+    }
+
+    /// Why segments of the two connections differ in size: they pass the loopback device on the one side only.
+    fn unfit_for(self, server: &SocketAddress) -> Option<&'static str> {
+        match (self.unfit?, is_on_this_host(server)) {
+            (Whereabouts::OtherHosts, true) => Some(OF_OWN_SERVER),
+            (Whereabouts::ThisHost, false) => Some(OF_OWN_CLIENTS),
+            _ => None,
         }
     }
 }
@@ -119,18 +145,21 @@ impl<'p> OfBackend<'p> {
         if let Some(why) = of_backend(self.plan) {
             return vec![(to, why.to_owned())];
         }
+        let by_host = |address: &SocketAddress| {
+            let kept_back = match clients.bypass_firewall {
+                true => Vec::new(),
+                false => host.server_kept_back(address),
+            };
+            let unfit = clients.unfit_for(address).map(str::to_owned);
+            unfit
+                .into_iter()
+                .chain(kept_back.iter().map(by_filters))
+                .collect()
+        };
         let mut of_servers = self.addresses.iter().flat_map(|address| {
             let whys = match of_server(address, clients) {
                 Some(why) => vec![why],
-                None if clients.are_remote && is_on_this_host(address) => {
-                    vec![OF_OWN_SERVER.into()]
-                }
-                None if clients.bypass_firewall => Vec::new(),
-                None => host
-                    .server_kept_back(address)
-                    .iter()
-                    .map(by_filters)
-                    .collect(),
+                None => by_host(address),
             };
             whys.into_iter().map(move |why| (address, why))
         });
@@ -166,9 +195,11 @@ impl<'p> OfBackend<'p> {
     }
 }
 
-/// Segments pass the loopback device on the one side only.
 const OF_OWN_SERVER: &str = "clients of other hosts have segments of other sizes than a server on this one; engine = \"segment\" announces \
                              sizes that fit";
+
+const OF_OWN_CLIENTS: &str = "clients of this host have segments of other sizes than a server on another one; engine = \"segment\" announces \
+                              sizes that fit";
 
 pub(super) fn by_filters(kept: &KeptBack) -> String {
     let why = &kept.why;

@@ -9,7 +9,7 @@ use splice::{EngineChoice, EngineName, Kind};
 use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
 use crate::check::host::Host;
 use crate::forwarding::needs_sockets;
-use crate::plan::ListenerPlan;
+use crate::plan::{Action, ListenerPlan, RoutePlan};
 use crate::printable::printable;
 use crate::socket_address::SocketAddress;
 use crate::target::{Meeting, leads_to};
@@ -88,17 +88,19 @@ pub(super) struct Report {
     pub(super) unusable: Vec<(EngineName, String)>,
 }
 
-pub(super) fn report(listener: &ListenerPlan, backends: &Backends<'_>, host: &Host) -> Report {
+/// `listening` is what the listener's address stands for.
+pub(super) fn report(
+    listener: &ListenerPlan,
+    listening: &[SocketAddress],
+    backends: &Backends<'_>,
+    host: &Host,
+) -> Report {
     let (mut obstacles, mut unusable) = (Vec::new(), Vec::new());
-    let listening = SocketAddress::to_listen(&listener.address).unwrap_or_else(|error| {
-        obstacles.push(format!("listener {:?}: {error:#}", listener.name));
-        Vec::new()
-    });
     let backends = backends.of(listener);
     let meetings: HashSet<_> = listening.iter().map(Meeting::of).collect();
     for backend in &backends {
         let servers = meetings.iter().flat_map(|at| backend.servers_at(at));
-        for server in servers.filter(|server| leads_to(server, &listening)) {
+        for server in servers.filter(|server| leads_to(server, listening)) {
             obstacles.push(format!(
                 "listener {:?}: server {server} of backend {:?} is the listener itself; choose another server",
                 listener.name, backend.plan.name
@@ -131,7 +133,7 @@ pub(super) fn report(listener: &ListenerPlan, backends: &Backends<'_>, host: &Ho
                 let why_not = needs_sockets(listener, &plans);
                 of_listener.from_syn = Some(FromSyn { why_not });
             }
-            let exceptions = exceptions(listener, &listening, &backends, host).into_iter();
+            let exceptions = exceptions(listener, listening, &backends, host).into_iter();
             let exceptions = exceptions.map(|(which, why)| Exception { which, why });
             of_listener.exceptions = exceptions.collect();
         }
@@ -186,6 +188,10 @@ fn exceptions(
     let clients = Clients::of(listener, listening);
     for backend in backends {
         found.extend_from_slice(&backend.exceptions(clients, host));
+    }
+    let asks = |route: &RoutePlan| matches!(route.action, Action::Requested(_));
+    if listener.routes.iter().any(asks) {
+        found.extend(clients.exception_of_requests());
     }
     found
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::backends::Backends;
 use super::engine::{self, OfListener, Report};
 use super::host::Host;
+use super::listening::Listening;
 use super::names::Resolved;
 use super::servers::Idle;
 use super::source;
@@ -55,9 +56,16 @@ impl Found {
         let mut found = Self::default();
         let host = Host::default();
         let backends = Backends::new(plan, resolved);
+        let mut places = Listening::new();
         for listener in &plan.listeners {
-            found.listener(engine::report(listener, &backends, &host));
+            let listening = places.listener(listener);
+            found.listener(engine::report(listener, &listening, &backends, &host));
         }
+        if let Some(address) = &plan.control.metrics {
+            places.metrics(address);
+        }
+        found.warnings.append(&mut places.warnings);
+        found.obstacles.append(&mut places.obstacles);
         for backend in &plan.backends {
             found.backend(backend, resolved);
         }

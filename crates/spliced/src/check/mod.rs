@@ -4,7 +4,9 @@ mod backends;
 mod engine;
 mod found;
 mod host;
+mod listening;
 mod names;
+mod rights;
 mod servers;
 mod source;
 
@@ -119,6 +121,7 @@ mod tests {
     use super::backends::Backends;
     use super::host::Host;
     use super::*;
+    use crate::socket_address::SocketAddress;
 
     #[test]
     fn only_engines_that_a_listener_may_use_are_tried() {
@@ -130,7 +133,9 @@ mod tests {
         let resolved = names::resolve(&plan);
         let host = Host::default();
         let backends = Backends::new(&plan, &resolved);
-        engine::report(&plan.listeners[0], &backends, &host);
+        let listener = &plan.listeners[0];
+        let listening = SocketAddress::to_listen(&listener.address).expect("an address");
+        engine::report(listener, &listening, &backends, &host);
         assert_eq!(host.probed(), [EngineName::Copy]);
     }
 }

@@ -1,7 +1,6 @@
 //! Whether this host lets a backend have the source address, mark and interface that it asks for.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::process::{Command, Stdio};
 
@@ -9,6 +8,7 @@ use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 
 use crate::check::names::{Resolved, inet};
+use crate::check::rights::{CAP_NET_ADMIN, has_right};
 use crate::plan::{BackendPlan, Source};
 
 /// Clients that stand for all others (RFC 5737, RFC 3849).
@@ -17,9 +17,6 @@ const SOME_CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 
 
 /// How many servers of a backend are asked about. Each takes two processes of some milliseconds.
 const WAYS_BACK: usize = 100;
-
-/// The bit of CAP_NET_ADMIN (`linux/capability.h`).
-const CAP_NET_ADMIN: u32 = 12;
 
 /// Adds what is missing for `backend` to `warnings`. Returns what there is to say of it.
 pub(super) fn report(
@@ -35,7 +32,7 @@ pub(super) fn report(
         _ => None,
     };
     if let Some(option) = needs_right
-        && !has_net_admin()
+        && !has_right(CAP_NET_ADMIN)
     {
         warnings.push(format!(
             "backend {name:?}: {option} needs CAP_NET_ADMIN, which this user has not; give it to spliced"
@@ -87,15 +84,6 @@ pub(super) fn report(
         }
     }
     notes
-}
-
-fn has_net_admin() -> bool {
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    effective.is_some_and(|set| set & (1 << CAP_NET_ADMIN) != 0)
 }
 
 /// Asks the kernel where it would deliver what `server` sends to a client. Returns the interface that it

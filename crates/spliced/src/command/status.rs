@@ -76,6 +76,16 @@ fn process(status: &Value) -> String {
         let (count, why) = (shown(&status["not_spliced"]), printable(why));
         let _ = writeln!(text, "sessions that are not spliced: {count}: {why}");
     }
+    for log in process["logs"].as_array().into_iter().flatten() {
+        if let Some(why) = log["failure"].as_str() {
+            let (name, why) = (shown(&log["log"]), printable(why));
+            let waiting = shown(&log["lines_waiting"]);
+            let _ = writeln!(
+                text,
+                "log {name} cannot be written: {why}; lines that wait: {waiting}"
+            );
+        }
+    }
     let reload = &process["last_reload"];
     if !reload.is_null() {
         let how = match reload["error"].as_str() {

@@ -243,7 +243,7 @@ fn server_address(value: &Value<'_>) -> Option<ServerAddress> {
     let Some(name) = text.strip_prefix("srv:") else {
         return match value.parse()? {
             Address::Inet { port: 0, .. } => value.refuse(format!(
-                "{text:?} cannot be used: nobody listens on port 0; correct it"
+                "{text:?} cannot be used: nobody listens on port 0; write the port of the server"
             )),
             address => Some(ServerAddress::Address(address)),
         };

@@ -72,7 +72,8 @@ pub(crate) fn examine(path: &Path) -> Examined {
                 line: 1,
                 column: 1,
                 sentence: format!(
-                    "the configuration cannot be read ({error}); correct the path, the rights or the file"
+                    "the configuration cannot be read ({error}); {}",
+                    text_file::remedy(&error)
                 ),
             }])),
             warnings: Vec::new(),

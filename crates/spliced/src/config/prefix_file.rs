@@ -47,7 +47,8 @@ impl PrefixFiles {
             .or_insert_with_key(|path| match read(path) {
                 Ok(prefixes) => Found::Prefixes(Arc::new(RwLock::new(prefixes))),
                 Err(Unreadable::File(error)) => Found::Unreadable(format!(
-                    "names {name:?}, which cannot be read ({error}); correct the path or the rights"
+                    "names {name:?}, which cannot be read ({error}); {}",
+                    text_file::remedy(&error)
                 )),
                 Err(Unreadable::Lines { first, .. }) => {
                     for note in first {

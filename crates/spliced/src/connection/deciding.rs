@@ -34,7 +34,7 @@ impl Connection {
             prefixes.any(|prefix| prefix.contains(sender.ip()))
         });
         if !is_trusted {
-            return self.undecided("its address is not trusted to send PROXY headers");
+            return self.refuse_header("its address is not trusted to send PROXY headers");
         }
         self.state = State::ReadingHeader(HeaderReader::new());
         self.read_header(cx)
@@ -47,11 +47,13 @@ impl Connection {
             };
             let header = match reader.read(self.first_bytes.payload()) {
                 Progress::Complete(header) => header,
-                Progress::Other => return self.undecided("it does not begin with a PROXY header"),
-                Progress::Broken(fault) => return self.undecided(&fault.to_string()),
+                Progress::Other => {
+                    return self.refuse_header("it does not begin with a PROXY header");
+                }
+                Progress::Broken(fault) => return self.refuse_header(&fault.to_string()),
                 Progress::More => match self.read(cx) {
                     Ok(true) if self.first_bytes.has_ended() => {
-                        return self.undecided("it ends within its PROXY header");
+                        return self.refuse_header("it ends within its PROXY header");
                     }
                     Ok(true) => continue,
                     Ok(false) => {
@@ -73,7 +75,7 @@ impl Connection {
                     }
                 }
                 Ok(None) => self.arrival.local = self.local(),
-                Err(fault) => return self.undecided(&fault.to_string()),
+                Err(fault) => return self.refuse_header(&fault.to_string()),
             }
             if let (Some(record), Some(id)) = (&mut self.record, header.tlvs().unique_id()) {
                 record.identified(id);
@@ -153,7 +155,7 @@ impl Connection {
                 },
                 Decision::Reply(reply) => {
                     if let Err(errno) = self.reply(reply) {
-                        return self.undecided(&words(errno));
+                        return self.refuse_request(&words(errno));
                     }
                 }
                 Decision::Route(index) => {
@@ -166,7 +168,7 @@ impl Connection {
                     return self.go_to(cx, index);
                 }
                 Decision::NoRoute => return self.undecided("no route takes it"),
-                Decision::Reset(fault) => return self.undecided(&fault.to_string()),
+                Decision::Reset(fault) => return self.refuse_request(&fault.to_string()),
             }
         }
     }

@@ -6,8 +6,8 @@ use rustix::net::{getpeername, sockopt};
 use splice::{Kind, Step};
 
 use super::Connection;
-use crate::rate_limited_warning::more;
-use crate::service::Counts;
+use crate::rate_limited_warning::{RateLimitedWarning, more};
+use crate::service::{Counts, Warnings};
 use crate::socket_address::SocketAddress;
 use crate::tally::Ending;
 
@@ -34,11 +34,29 @@ impl Connection {
         }
     }
 
-    /// Ends without a route.
+    /// Ends since no route takes it.
     pub(super) fn undecided(&mut self, why: &str) -> Step {
+        self.end_without_route(why, |warnings| &warnings.undecided)
+    }
+
+    /// Ends since its PROXY header is missing, broken or not to be believed.
+    pub(super) fn refuse_header(&mut self, why: &str) -> Step {
+        self.end_without_route(why, |warnings| &warnings.broken_header)
+    }
+
+    /// Ends since what it has sent first is broken or incomplete.
+    pub(super) fn refuse_request(&mut self, why: &str) -> Step {
+        self.end_without_route(why, |warnings| &warnings.broken_request)
+    }
+
+    fn end_without_route(
+        &mut self,
+        why: &str,
+        kind: impl FnOnce(&Warnings) -> &RateLimitedWarning,
+    ) -> Step {
         Counts::add(&self.service.counts.without_route);
         if let Some(record) = &self.record {
-            self.service.warnings.undecided.emit(|suppressed| {
+            kind(&self.service.warnings).emit(|suppressed| {
                 tracing::warn!(
                     "connection {}{} was reset: {why}{}",
                     record.id(),

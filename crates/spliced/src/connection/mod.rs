@@ -246,7 +246,7 @@ impl Connection {
                 let step = self.read_header(cx);
                 match self.state {
                     State::ReadingHeader(_) if matches!(step, Step::Wait) => {
-                        self.undecided("its PROXY header did not come in time")
+                        self.refuse_header("its PROXY header did not come in time")
                     }
                     _ => step,
                 }
@@ -256,7 +256,7 @@ impl Connection {
                 let step = self.negotiate(cx);
                 match self.state {
                     State::Negotiating if matches!(step, Step::Wait) => {
-                        self.undecided("it did not ask for a destination in time")
+                        self.refuse_request("it did not ask for a destination in time")
                     }
                     _ => step,
                 }

@@ -116,7 +116,7 @@ impl Connection {
             match asked.handshake.read(self.first_bytes.payload()) {
                 handshake::Step::More => match self.read(cx) {
                     Ok(true) if self.first_bytes.has_ended() => {
-                        return self.undecided("it ends within its request for a destination");
+                        return self.refuse_request("it ends within its request for a destination");
                     }
                     Ok(true) => {}
                     Ok(false) => {

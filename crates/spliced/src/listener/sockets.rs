@@ -305,6 +305,7 @@ pub(crate) fn why_not(errno: Errno, address: &SocketAddress) -> anyhow::Error {
         }
         Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT => NotOfThisHost(address.clone()).into(),
         Errno::NOENT => anyhow!("its directory does not exist; make it or choose another"),
+        Errno::NOTDIR => anyhow!("what would be its directory is a file; choose another"),
         other => anyhow!("{}", std::io::Error::from(other)),
     }
 }

@@ -26,14 +26,11 @@ pub(crate) use self::exposition::CONTENT_TYPE;
 use self::family::Family;
 pub(crate) use self::process::About;
 use self::sessions::Look;
-use crate::diagnostics::Diagnostics;
 use crate::service::Process;
 
 /// What is read at each scrape.
 pub(crate) struct Metrics {
     source: Source,
-    /// Of the log on standard error.
-    dropped: Box<dyn Fn() -> u64 + Send + Sync>,
 }
 
 enum Source {
@@ -53,10 +50,9 @@ pub(crate) struct Scrape<'a> {
 }
 
 impl Metrics {
-    pub(crate) fn of_process(process: &Arc<Process>, diagnostics: &Diagnostics) -> Self {
+    pub(crate) fn of_process(process: &Arc<Process>) -> Self {
         Self {
             source: Source::Process(Arc::clone(process)),
-            dropped: dropped(diagnostics),
         }
     }
 
@@ -64,12 +60,10 @@ impl Metrics {
     pub(crate) fn of_single(
         listener: String,
         counts: impl Fn() -> (u64, u64) + Send + Sync + 'static,
-        diagnostics: &Diagnostics,
     ) -> Self {
         let counts = Box::new(counts);
         Self {
             source: Source::Single { listener, counts },
-            dropped: dropped(diagnostics),
         }
     }
 
@@ -82,7 +76,6 @@ impl Metrics {
                 listener: String::new(),
                 counts,
             },
-            dropped: Box::new(|| 0),
         }
     }
 
@@ -106,29 +99,23 @@ impl Scrape<'_> {
     /// The text, once all sessions have been looked at.
     pub(crate) fn text(self, about: &About) -> String {
         let mut families = process::families(about);
-        let dropped = (self.metrics.dropped)();
         match &self.metrics.source {
             Source::Process(process) => {
                 let services = process.services();
                 families.extend(self.look.families(&process.tallies));
                 families.extend(listeners::families(&services));
                 families.extend(servers::families(&process.backends.told()));
-                families.push(logs::family(dropped));
+                families.extend(logs::families());
                 families.push(programs::family());
             }
             Source::Single { listener, counts } => {
                 let (open, opened) = counts();
                 families.extend(of_single(listener, open, opened));
-                families.push(logs::family(dropped));
+                families.extend(logs::families());
             }
         }
         exposition::text(families)
     }
-}
-
-fn dropped(diagnostics: &Diagnostics) -> Box<dyn Fn() -> u64 + Send + Sync> {
-    let diagnostics = diagnostics.clone();
-    Box::new(move || diagnostics.dropped())
 }
 
 fn of_single(listener: &str, open: u64, opened: u64) -> [Family; 2] {

@@ -52,16 +52,22 @@ impl Look {
 
     pub(super) fn families(self, tallies: &Tallies) -> Vec<Family> {
         let all = tallies.all();
+        // Sessions go on meanwhile. The last step is read first, so that none has more of them than the one before it.
+        let ended = ended(&all);
+        let answering = answering(&all);
+        let connecting = connecting(&all);
+        let deciding = deciding(&all);
+        let opened = opened_by_listener(&all);
         vec![
-            opened_by_listener(&all),
+            opened,
             self.active(&all),
             self.losing(&all),
-            ended(&all),
+            ended,
             moved(&all),
             promotions(&all),
-            deciding(&all),
-            connecting(&all),
-            answering(&all),
+            deciding,
+            connecting,
+            answering,
             accept_errors(&all),
         ]
     }
@@ -222,4 +228,75 @@ fn labels(tally: &Tally, others: &[(&'static str, &'static str)]) -> Labels {
 
 fn word(engine: Option<EngineName>) -> &'static str {
     engine.map_or("none", EngineName::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::iter;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::super::family::Value;
+    use super::*;
+    use crate::tally::Ending;
+
+    /// Many listeners make a reading long.
+    const LISTENERS: usize = 200;
+
+    fn sum(family: &Family) -> u64 {
+        let values = family.samples.iter().map(|sample| match &sample.value {
+            Value::Whole(value) => *value,
+            Value::Distributed(all) => all.buckets.iter().map(|(_, count)| count).sum(),
+            Value::Real(_) => panic!("none of these is one"),
+        });
+        values.sum()
+    }
+
+    #[test]
+    fn no_step_of_sessions_is_read_more_often_than_the_one_before_it() {
+        let tallies = Tallies::default();
+        let names = (0..LISTENERS).map(|number| number.to_string());
+        let listeners = names.map(|name| tallies.of_listener(&name, iter::once("b")));
+        let listeners: Vec<_> = listeners.collect();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for listener in &listeners {
+                        let tally = listener.with("b");
+                        listener.without_backend().opened(1);
+                        tally.deciding.add(Duration::ZERO);
+                        tally.connecting.add(Duration::ZERO);
+                        tally.answering.add(Duration::ZERO);
+                        tally.ended(None, Ending::EndOfStream);
+                    }
+                }
+            });
+            let mut last = 0;
+            // The other thread has had its turn in between.
+            for _ in 0..50 {
+                let by_name = loop {
+                    let families = Look::default().families(&tallies);
+                    let sums = families.iter().map(|family| (family.name, sum(family)));
+                    let by_name: BTreeMap<_, _> = sums.collect();
+                    if by_name["spliced_sessions_opened"] > last {
+                        break by_name;
+                    }
+                };
+                last = by_name["spliced_sessions_opened"];
+                let steps = [
+                    "spliced_sessions_ended",
+                    "spliced_first_byte_duration",
+                    "spliced_connect_duration",
+                    "spliced_decide_duration",
+                    "spliced_sessions_opened",
+                ];
+                let counts = steps.map(|name| by_name[name]);
+                assert!(counts.is_sorted(), "{counts:?}");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
 }

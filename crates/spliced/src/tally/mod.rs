@@ -96,13 +96,14 @@ impl Tally {
         self.bytes.each_ref().map(|it| it.load(Ordering::Relaxed))
     }
 
-    /// How many sessions have ended so, of those that have.
+    /// How many sessions have ended so: of those that have, and of failures. A failure is told before the first one, too:
+    /// `rate()` of Prometheus does not see what a series begins with.
     pub(crate) fn endings(&self) -> impl Iterator<Item = (Option<EngineName>, Ending, u64)> {
         engines().zip(&self.ended).flat_map(|(engine, ended)| {
             let counts = Ending::ALL.iter().zip(ended);
             let counts =
                 counts.map(move |(ending, it)| (engine, *ending, it.load(Ordering::Relaxed)));
-            counts.filter(|(_, _, count)| *count > 0)
+            counts.filter(|(engine, ending, count)| *count > 0 || ending.is_failure_of(*engine))
         })
     }
 
@@ -245,6 +246,18 @@ words! {
     }
 }
 
+impl Ending {
+    /// Whether sessions with this engine, if any, end so when no server takes them.
+    fn is_failure_of(self, engine: Option<EngineName>) -> bool {
+        match engine {
+            None => matches!(self, Self::NoServer | Self::QueueFull | Self::QueueTimeout),
+            // From the SYN on.
+            Some(EngineName::Segment) => self == Self::NoServer,
+            Some(_) => false,
+        }
+    }
+}
+
 words! {
     /// Why a client could not be accepted.
     NotAccepted {
@@ -351,6 +364,20 @@ mod tests {
         tallies.forget_unused();
         let names: Vec<_> = tallies.all().iter().map(|it| it.backend.clone()).collect();
         assert_eq!(names, ["".into(), "b".into()]);
+    }
+
+    #[test]
+    fn what_alerts_ask_for_is_told_before_it_has_happened() {
+        let told: Vec<_> = Tally::default().endings().collect();
+        assert_eq!(
+            told,
+            [
+                (Some(EngineName::Segment), Ending::NoServer, 0),
+                (None, Ending::NoServer, 0),
+                (None, Ending::QueueFull, 0),
+                (None, Ending::QueueTimeout, 0),
+            ]
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod moved;
 mod outcomes;
 pub(crate) mod reading;
 mod tcp;
+mod waiting_log;
 
 use netlab::Scratch;
 

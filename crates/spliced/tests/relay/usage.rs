@@ -42,15 +42,23 @@ fn a_wrong_address_is_named_with_its_argument_and_remedy() {
     for (address, what, remedy) in [
         ("", "port is missing", "write HOST:PORT"),
         ("127.0.0.1", "port is missing", "write HOST:PORT"),
-        ("127.0.0.1:", "not a number", "correct it"),
+        (
+            "127.0.0.1:",
+            "not a number",
+            "write one behind the last colon",
+        ),
         (
             "127.0.0.1:65536",
             "not a number from 0 to 65535",
-            "correct it",
+            "write one behind the last colon",
         ),
-        ("127.0.0.1:http", "not a number", "correct it"),
+        (
+            "127.0.0.1:http",
+            "not a number",
+            "write one behind the last colon",
+        ),
         ("::1:80", "needs brackets", "write [::1]:80"),
-        ("[::1]80", "not a number", "correct it"),
+        ("[::1]80", "not a number", "write one behind the last colon"),
         ("[127.0.0.1]:80", "no IPv6 address", "write [::1]:80"),
         ("http://host:80", "character", "remove it"),
         ("unix:", "needs a name", "write unix:/path"),

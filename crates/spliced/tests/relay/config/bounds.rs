@@ -216,7 +216,7 @@ fn what_is_no_file_or_too_long_is_refused() {
             let mut command = command(&[verb, "--config", path]);
             let output = output(command.current_dir(scratch.path()));
             let said = String::from_utf8_lossy(&output.stderr);
-            let sentence = format!("the configuration cannot be read ({why}); correct");
+            let sentence = format!("the configuration cannot be read ({why}); choose another file");
             assert!(said.contains(&sentence), "{said}");
             assert_eq!(output.status.code(), Some(2), "{said}");
         }

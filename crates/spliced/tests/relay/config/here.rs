@@ -12,10 +12,10 @@ use crate::doctor::{NOBODY, for_anybody};
 use crate::relay::{BINARY, command, output};
 
 const LISTENER: &str = "[[listener]]\nname = \"web\"\naddress = \"127.0.0.1:80\"\n";
-const ROUTE: &str = "[[listener.route]]\nbackend = \"web\"\n";
+pub(super) const ROUTE: &str = "[[listener.route]]\nbackend = \"web\"\n";
 
 /// What a check with `status` writes to stdout and stderr.
-fn said(command: &mut Command, status: i32) -> (String, String) {
+pub(super) fn said(command: &mut Command, status: i32) -> (String, String) {
     let output = output(command);
     let [stdout, stderr] =
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"));
@@ -24,7 +24,7 @@ fn said(command: &mut Command, status: i32) -> (String, String) {
 }
 
 /// What the check of `text` writes.
-fn checked(text: &str, status: i32) -> (String, String) {
+pub(super) fn checked(text: &str, status: i32) -> (String, String) {
     let scratch = Scratch::new("check").expect("a directory");
     let path = scratch.write("spliced.toml", text).expect("written");
     let path = path.to_str().expect("a path");
@@ -32,7 +32,7 @@ fn checked(text: &str, status: i32) -> (String, String) {
 }
 
 /// What the check of `text` in the namespace of a relay writes.
-fn checked_in(lab: &Lab, text: &str, status: i32) -> (String, String) {
+pub(super) fn checked_in(lab: &Lab, text: &str, status: i32) -> (String, String) {
     let scratch = Scratch::new("check").expect("a directory");
     let path = scratch.write("spliced.toml", text).expect("written");
     let mut command = lab.relay().command(BINARY);
@@ -40,7 +40,7 @@ fn checked_in(lab: &Lab, text: &str, status: i32) -> (String, String) {
     said(command.env_remove("SPLICED_LOG"), status)
 }
 
-fn assert_in(text: &str, part: &str) {
+pub(super) fn assert_in(text: &str, part: &str) {
     assert!(text.contains(part), "no {part:?} in {text}");
 }
 
@@ -213,9 +213,11 @@ fn packet_filters_that_keep_connections_from_segment_are_told() {
     let loaded = lab.relay().command("nft").arg(rules).status();
     assert!(loaded.expect("nft").success());
     let server = Lab::SERVER_V4;
+    // Of clients of other hosts, so that only the filters are in the way.
+    let remote = LISTENER.replace("127.0.0.1", "0.0.0.0");
     let text = |listener| {
         format!(
-            "{LISTENER}{listener}{ROUTE}[backend.web]\nservers = [\"{server}:7\", \"{server}:8\"]\n"
+            "{remote}{listener}{ROUTE}[backend.web]\nservers = [\"{server}:7\", \"{server}:8\"]\n"
         )
     };
     let (report, _) = checked_in(&lab, &text(""), 0);
@@ -268,17 +270,21 @@ fn clients_of_other_hosts_and_a_server_of_this_one_are_not_spliced_by_auto() {
              servers = [\"127.0.0.1:1\", \"192.0.2.1:1\"]\n"
         )
     };
-    let why = "not segment to backend web, server 127.0.0.1:1: clients of other hosts have segments of other sizes than a \
-               server on this one; engine = \"segment\" announces sizes that fit\n";
-    for (address, engine, is_told) in [
-        ("0.0.0.0:80", "auto", true),
-        ("127.0.0.1:80", "auto", false),
-        ("0.0.0.0:80", "segment", false),
-        (":80", "auto", true),
+    let of_server = "not segment to backend web, server 127.0.0.1:1: clients of other hosts have segments of other sizes \
+                     than a server on this one; engine = \"segment\" announces sizes that fit\n";
+    let of_clients = "not segment to backend web, server 192.0.2.1:1: clients of this host have segments of other sizes \
+                      than a server on another one; engine = \"segment\" announces sizes that fit\n";
+    for (address, engine, told) in [
+        ("0.0.0.0:80", "auto", Some(of_server)),
+        ("127.0.0.1:80", "auto", Some(of_clients)),
+        ("0.0.0.0:80", "segment", None),
+        ("127.0.0.1:80", "segment", None),
+        (":80", "auto", Some(of_server)),
     ] {
         let (report, _) = checked(&text(address, engine), 0);
-        assert_eq!(report.contains(why), is_told, "{report}");
-        assert!(!report.contains("192.0.2.1:1:"), "{report}");
+        for why in [of_server, of_clients] {
+            assert_eq!(report.contains(why), told == Some(why), "{report}");
+        }
         let of_others =
             "not segment for clients over IPv6 to backend web: no server is reached over IPv6\n";
         assert_eq!(report.contains(of_others), address == ":80", "{report}");
@@ -289,6 +295,29 @@ fn clients_of_other_hosts_and_a_server_of_this_one_are_not_spliced_by_auto() {
         0,
     );
     assert_in(&report, "server 0.0.0.0:1: clients of other hosts");
+}
+
+/// A proxy that programs of its own host use, as examples/forward-proxy.toml is.
+#[test]
+fn clients_of_this_host_that_ask_for_destinations_are_not_spliced_by_auto() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let why = "not segment to destinations that clients ask for: clients of this host have segments of other sizes than a \
+               server on another one; engine = \"segment\" announces";
+    for (address, engine, is_told) in [
+        ("127.0.0.1:1080", "auto", true),
+        ("localhost:1080", "auto", true),
+        ("127.0.0.1:1080", "segment", false),
+        ("0.0.0.0:1080", "auto", false),
+    ] {
+        let text = format!(
+            "[[listener]]\naddress = \"{address}\"\nengine = \"{engine}\"\n[[listener.route]]\n\
+             socks = {{ allow = [\"public:443\"] }}\n"
+        );
+        let (report, _) = checked(&text, 0);
+        assert_eq!(report.contains(why), is_told, "{report}");
+    }
 }
 
 #[test]

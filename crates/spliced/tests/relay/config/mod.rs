@@ -4,6 +4,7 @@
 
 mod bounds;
 mod here;
+mod listening;
 mod prefixes;
 
 use std::fs;

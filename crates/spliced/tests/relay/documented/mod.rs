@@ -60,7 +60,7 @@ const SERVES: [&str; 5] = [
 const SAYS: [(&str, &str); 29] = [
     ("spliced status --json | jq", "10.0.0.7:80"),
     ("spliced status", "connections: 1"),
-    ("spliced sessions --json | jq", "copy "),
+    ("spliced sessions --config proxy.toml --json | jq", "copy "),
     ("spliced sessions --json", "\"why_engine\""),
     (
         "spliced sessions --filter engine=copy --filter backend=db",

@@ -84,6 +84,20 @@ fn each_end_has_its_outcome_and_no_counter_falls_with_a_reload() {
     stage.order(&["kill", "3"], true);
     stage.ended("killed", 1);
     drop((near, far));
+    // rate() does not see what a series begins with.
+    for outcome in ["no_server", "queue_full", "queue_timeout"] {
+        let series = format!("outcome=\"{outcome}\"");
+        let before = Reading::at(&stage.socket).counters();
+        let of_outcome: Vec<_> = before
+            .iter()
+            .filter(|(name, _)| name.contains(&series))
+            .collect();
+        assert!(!of_outcome.is_empty(), "{before:?}");
+        assert!(
+            of_outcome.iter().all(|(_, count)| **count == 0.0),
+            "{of_outcome:?}"
+        );
+    }
     stage.order(&["drain", &server.address], true);
     let state = |state| {
         [

@@ -137,5 +137,9 @@ fn an_address_in_use_is_taken_once_it_is_free() {
 fn a_socket_of_another_kind_is_refused() {
     let relay = ["relay", "127.0.0.1:0", "127.0.0.1:9", "--metrics"];
     let told = failure(&mut command(&[&relay[..], &["unix:/tmp/x"]].concat()), 2);
-    assert!(told.contains("it is no address of TCP"), "{told}");
+    let part = "an address of TCP is needed here; write HOST:PORT or :PORT; the control socket has the metrics, too";
+    assert!(told.contains(part), "{told}");
+    let told = failure(&mut command(&[&relay[..], &["9500"]].concat()), 2);
+    let part = "the port is missing; write HOST:PORT or :PORT; see";
+    assert!(told.contains(part), "{told}");
 }

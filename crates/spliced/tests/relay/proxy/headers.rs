@@ -95,6 +95,49 @@ fn a_sender_that_is_not_trusted_is_reset() {
         .wait_logged("is not trusted to send PROXY headers");
 }
 
+/// What was held back is summed up as what it is.
+#[test]
+fn resets_for_headers_for_first_bytes_and_for_want_of_a_route_are_told_apart() {
+    let site = Site::new();
+    let require = "proxy_protocol = \"require\"\ntrusted = [\"127.0.0.0/8\"]\n";
+    let by_name = "[[listener.route]]\nsni = \"a.test\"\nbackend = \"b\"";
+    for (listener, first, what) in [
+        (
+            format!("{require}{ANY}"),
+            &b"no header at all\r\n"[..],
+            "for their PROXY header",
+        ),
+        (
+            format!("{require}{ANY}"),
+            b"PROXY TCP4 nonsense\r\n",
+            "for their PROXY header",
+        ),
+        (
+            by_name.to_owned(),
+            b"\x16\x03\x01\x00\x01\x01\x17\x03\x01\x00\x01\x00",
+            "for what the client sent first",
+        ),
+        (by_name.to_owned(), b"no TLS\r\n", "for want of a route"),
+    ] {
+        let mut proxy = Proxy::run(&configuration(&listener, "", &site));
+        let address = proxy.address("all");
+        let words = format!("connections that were reset {what} (");
+        // Within a second, so that all but the first are held back.
+        for _ in 0..5 {
+            let mut client = connect(&address);
+            client.write_all(first).expect("sent");
+            expect_reset(&mut client);
+        }
+        proxy.relay.signal(rustix::process::Signal::TERM);
+        proxy.relay.wait_end();
+        let logged = proxy.relay.logged();
+        assert!(
+            logged.iter().any(|line| line.contains(&words)),
+            "{words} {logged:#?}"
+        );
+    }
+}
+
 #[test]
 fn without_the_setting_a_header_is_the_clients() {
     let site = Site::new();
