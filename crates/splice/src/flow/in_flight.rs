@@ -4,16 +4,16 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
+use super::CarrierChoice;
 use crate::carrier::buffer::Buffer;
 use crate::carrier::uring::{self, ReadHint};
-use crate::carrier::{Carrier, Carriers, ReadOutcome, aio, pipe};
+use crate::carrier::{Carriers, ReadOutcome, pipe};
 
 #[derive(Debug)]
 pub(super) enum InFlight {
     Empty,
     Buffer(Buffer),
     Pipe(pipe::Pipe),
-    Aio(aio::AioBuffer),
     /// Held from the start of the pair to its end.
     Lane(uring::Lane),
 }
@@ -22,42 +22,62 @@ impl InFlight {
     /// Reads bytes. With `onward` the carrier may write them there at once.
     pub(super) fn fill(
         &mut self,
+        choice: CarrierChoice,
         source: BorrowedFd<'_>,
         onward: Option<BorrowedFd<'_>>,
         carriers: &mut Carriers,
         hint: ReadHint,
     ) -> Result<ReadOutcome, Errno> {
+        use CarrierChoice::{Aio, Datagrams, Peek};
         let at_most = hint.at_most();
-        match (self, &mut carriers.aio, &mut carriers.ring) {
-            (Self::Buffer(buffer), ..) => buffer.fill(source, at_most),
-            (Self::Pipe(pipe), ..) => pipe.fill(source, at_most),
-            (Self::Aio(buffer), Some(context), _) => buffer.fill(context, source, at_most, onward),
-            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, hint),
-            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(ReadOutcome::Empty),
+        let buffer = match self {
+            Self::Empty => return Ok(ReadOutcome::Empty),
+            Self::Pipe(pipe) => return pipe.fill(source, at_most),
+            Self::Lane(lane) => {
+                let ring = carriers.ring.as_mut();
+                return ring.map_or(Ok(ReadOutcome::Empty), |ring| ring.fill(lane, source, hint));
+            }
+            Self::Buffer(buffer) => buffer,
+        };
+        match (choice, onward, &mut carriers.aio) {
+            (Aio, _, None) => Ok(ReadOutcome::Empty),
+            (Aio, _, Some(context)) => context.fill(buffer, source, at_most, onward),
+            (Peek(peeking), Some(onward), _) if !peeking.is_shared => {
+                peeking.fill(buffer, source, at_most, onward, hint.may_be_urgent)
+            }
+            (Datagrams(datagrams), Some(onward), _) => {
+                datagrams.fill(buffer, source, at_most, onward)
+            }
+            (Peek(_) | Datagrams(_), None, _) => Ok(ReadOutcome::NotTaken(Errno::AGAIN)),
+            _ => buffer.fill(source, at_most),
         }
     }
 
+    /// Writes to the destination, or reports what was written at once.
     pub(super) fn drain(
         &mut self,
+        choice: CarrierChoice,
         destination: BorrowedFd<'_>,
         carriers: &mut Carriers,
     ) -> Result<usize, Errno> {
         match (self, &mut carriers.aio, &mut carriers.ring) {
-            (Self::Buffer(buffer), ..) => buffer.drain(destination),
             (Self::Pipe(pipe), ..) => pipe.drain(destination),
-            (Self::Aio(buffer), Some(context), _) => buffer.drain(context, destination),
             (Self::Lane(lane), _, Some(ring)) => ring.drain(lane, destination),
-            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
+            (Self::Buffer(buffer), Some(context), _) if choice == CarrierChoice::Aio => {
+                context.drain(buffer, destination)
+            }
+            (Self::Buffer(buffer), ..) => buffer.drain(destination),
+            (Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
         }
     }
 
-    pub(super) fn held(&self) -> usize {
+    /// Whether nothing is in flight. What was written at once is, until a drain has reported it.
+    pub(super) fn is_empty(&self) -> bool {
         match self {
-            Self::Empty => 0,
-            Self::Buffer(buffer) => buffer.held(),
-            Self::Pipe(pipe) => pipe.held(),
-            Self::Aio(buffer) => buffer.held(),
-            Self::Lane(lane) => lane.held(),
+            Self::Empty => true,
+            Self::Buffer(buffer) => buffer.is_empty(),
+            Self::Pipe(pipe) => pipe.is_empty(),
+            Self::Lane(lane) => lane.held() == 0,
         }
     }
 }

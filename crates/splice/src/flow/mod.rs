@@ -1,6 +1,12 @@
-//! One direction of a pair, while user space moves its bytes.
+//! One direction of a session, while user space moves its bytes.
 
+mod carrier_choice;
+mod conduit;
 mod direction;
 mod in_flight;
+mod progress;
 
-pub(crate) use self::direction::{CarrierChoice, Conduit, Direction, Progress, SocketError};
+pub(crate) use self::carrier_choice::CarrierChoice;
+pub(crate) use self::conduit::{Conduit, TURN_READS};
+pub(crate) use self::direction::{CarriersUsed, Direction};
+pub(crate) use self::progress::{Progress, SocketError};

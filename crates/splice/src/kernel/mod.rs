@@ -106,6 +106,8 @@ impl PairView<'_> {
 pub(crate) enum Watch {
     /// Only ends of stream and errors.
     Ends,
+    /// The same, and room: the ring reads.
+    EndsAndRoom,
     /// All: user space moves the bytes of at least one direction.
     Stream,
 }

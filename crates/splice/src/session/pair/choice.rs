@@ -1,6 +1,6 @@
 //! Which engine is reported for a pair, and why; at the end, what each engine has moved.
 
-use super::Pair;
+use super::{Held, Running};
 use crate::flow::Direction;
 use crate::kernel::KernelEngine;
 use crate::name::{EngineChoice, EngineName};
@@ -9,22 +9,27 @@ use crate::session::status::Chosen;
 /// The reason if the pair has the engine that was chosen by name, and no byte took another path.
 pub(crate) const BY_NAME: &str = "asked for by name";
 
-impl Pair {
+impl Running {
     /// The engine of a running pair.
     pub(super) fn engine(&self) -> Chosen {
-        if self.taken
-            && let Some(kernel) = &self.kernel
-        {
-            return Chosen::new(kernel.name(), self.why_taken(kernel.as_ref()));
+        match &self.kernel {
+            Some(held) if held.has_taken => {
+                Chosen::new(held.engine.name(), self.why_taken(held.engine.as_ref()))
+            }
+            _ => self.user_space_engine(),
         }
-        self.user_space_engine()
     }
 
     /// The engine of a pair that has ended: the kernel engine if it moved a byte, otherwise the one
     /// that moved the last bytes. If a kernel engine had or tried the pair, the reason includes how
     /// many bytes user space moved, and why.
     pub(super) fn engine_at_end(&self, user_space_bytes: u64, in_kernel_bytes: u64) -> Chosen {
-        let Some(kernel) = &self.kernel else {
+        let Some(Held {
+            engine: kernel,
+            has_taken,
+            ..
+        }) = &self.kernel
+        else {
             return self.user_space_engine();
         };
         let name = kernel.name();
@@ -34,7 +39,7 @@ impl Pair {
             _ => "copy",
         };
         let total_bytes = user_space_bytes + in_kernel_bytes;
-        if !self.taken {
+        if !has_taken {
             let mut used = self.directions.iter().map(Direction::carriers_used);
             if used.any(|used| used.piped || used.no_pipe.is_some()) {
                 return user_space;
