@@ -69,3 +69,42 @@ impl Datagrams {
         Ok(ReadOutcome::Bytes(size))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+    use crate::carrier::buffer::{Buffers, Size};
+
+    /// Without bytes, too, it is in flight until the destination has it.
+    #[test]
+    fn an_empty_datagram_of_a_shared_source_waits_for_room() {
+        let (client, source) = UnixDatagram::pair().unwrap();
+        let (destination, server) = UnixDatagram::pair().unwrap();
+        destination.set_nonblocking(true).unwrap();
+        let shared = Datagrams {
+            is_bounded: false,
+            is_shared: true,
+        };
+        let mut buffer = Buffers::default().take(Size::OF_DATAGRAM);
+        let earlier = std::iter::repeat_with(|| destination.send(b"earlier"))
+            .take_while(Result::is_ok)
+            .count();
+        client.send(b"").unwrap();
+        let (from, to) = (source.as_fd(), destination.as_fd());
+        assert_eq!(
+            shared.fill(&mut buffer, from, 9, to),
+            Ok(ReadOutcome::Bytes(0))
+        );
+        assert_eq!(buffer.drain(to), Err(Errno::AGAIN));
+        assert!(!buffer.is_empty());
+        for _ in 0..earlier {
+            assert_eq!(server.recv(&mut [0; 9]).unwrap(), 7);
+        }
+        assert_eq!(buffer.drain(to), Ok(0));
+        assert!(buffer.is_empty());
+        assert_eq!(server.recv(&mut [0; 9]).unwrap(), 0);
+    }
+}

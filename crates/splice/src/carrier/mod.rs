@@ -85,10 +85,11 @@ impl Carriers {
     /// Creates the loop's AIO context, unless it exists.
     ///
     /// # Errors
-    /// The obstacle.
-    pub(crate) fn prepare_aio(&mut self) -> std::result::Result<(), Obstacle> {
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if there can be none.
+    pub(crate) fn prepare_aio(&mut self) -> Result<()> {
         if self.aio.is_none() {
-            self.aio = Some(aio::AioContext::new()?);
+            let context = aio::AioContext::new();
+            self.aio = Some(context.map_err(|obstacle| EngineName::Aio.unavailable(obstacle))?);
         }
         Ok(())
     }

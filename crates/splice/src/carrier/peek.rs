@@ -166,3 +166,47 @@ pub(crate) fn has_room(destination: BorrowedFd<'_>, most_s: i64) -> bool {
     };
     poll(&mut fds, Some(&most)).is_ok_and(|count| count > 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::carrier::buffer::{Buffers, Size};
+
+    #[test]
+    fn what_the_destination_does_not_take_stays_in_the_source() {
+        let (mut client, mut source) = UnixStream::pair().unwrap();
+        let (mut destination, mut server) = UnixStream::pair().unwrap();
+        destination.set_nonblocking(true).unwrap();
+        let peeking = Peeking {
+            can_truncate: false,
+            has_known_room: false,
+            passes_on_urgent: false,
+            may_pipe: false,
+            is_shared: false,
+        };
+        let mut buffer = Buffers::default().take(Size::default());
+        let mut fill = |source: &UnixStream, destination: &UnixStream| {
+            let (from, to) = (source.as_fd(), destination.as_fd());
+            let filled = peeking.fill(&mut buffer, from, usize::MAX, to, false);
+            let drained = (!buffer.is_empty()).then(|| buffer.drain(to));
+            (filled, drained)
+        };
+        client.write_all(b"taken").unwrap();
+        let taken = (Ok(ReadOutcome::LastBytes(5)), Some(Ok(5)));
+        assert_eq!(fill(&source, &destination), taken);
+        let mut received = [0; 5];
+        server.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"taken");
+
+        while destination.write(&[0; 4096]).is_ok() {}
+        client.write_all(b"stays").unwrap();
+        let not_taken = (Ok(ReadOutcome::NotTaken(Errno::AGAIN)), None);
+        assert_eq!(fill(&source, &destination), not_taken);
+        source.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"stays");
+    }
+}

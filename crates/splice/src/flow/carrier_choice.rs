@@ -1,13 +1,16 @@
 //! How a direction picks its carrier.
 
+use rustix::io::Errno;
+
 use super::Conduit;
 use crate::carrier::datagram::Datagrams;
 use crate::carrier::peek::Peeking;
 
 /// How a direction picks its carrier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CarrierChoice {
     /// Always a buffer.
+    #[default]
     Copy,
     /// Always a pipe.
     Pipe,
@@ -56,12 +59,28 @@ impl CarrierChoice {
         self == Self::Ring || self.writes_at_once()
     }
 
+    /// The thread that moves bytes from now on may use splice(2), which raises `SIGPIPE`.
+    pub(crate) fn may_pipe(&mut self) {
+        if let Self::Peek(peeking) = self {
+            peeking.may_pipe = true;
+        }
+    }
+
     /// Another process may read the source from now on.
-    pub(super) fn share_source(&mut self) {
+    pub(crate) fn share_source(&mut self) {
         match self {
             Self::Peek(peeking) => peeking.is_shared = true,
             Self::Datagrams(datagrams) => datagrams.is_shared = true,
-            Self::Copy | Self::Pipe | Self::Aio | Self::Ring | Self::Adaptive => {}
+            _ => {}
         }
     }
+}
+
+/// Which carriers have moved a direction's bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CarriersUsed {
+    /// A pipe has moved some of them.
+    pub(crate) piped: bool,
+    /// Why bytes were copied that should have gone through a pipe.
+    pub(crate) no_pipe: Option<Errno>,
 }

@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use super::in_flight::InFlight;
-use super::{CarrierChoice, Conduit, Progress, SocketError};
+use super::{CarrierChoice, CarriersUsed, Conduit, Progress, SocketError};
 use crate::carrier::buffer::Size;
 use crate::carrier::peek;
 use crate::carrier::uring::{self, ReadHint};
@@ -55,19 +55,10 @@ enum State {
     Ended,
 }
 
-/// Which carriers have moved a direction's bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CarriersUsed {
-    /// A pipe has moved some of them.
-    pub(crate) piped: bool,
-    /// Why bytes were copied that should have gone through a pipe.
-    pub(crate) no_pipe: Option<Errno>,
-}
-
 #[derive(Debug)]
 pub(crate) struct Direction {
     state: State,
-    carrier_choice: CarrierChoice,
+    pub(crate) carrier_choice: CarrierChoice,
     in_flight: InFlight,
     size: Size,
     source_ready: bool,
@@ -183,18 +174,6 @@ impl Direction {
     /// The destination had no room: epoll reports when it has.
     pub(crate) fn awaits_room(&self) -> bool {
         !self.destination_ready
-    }
-
-    /// The thread that moves bytes from now on may use splice(2), which raises `SIGPIPE`.
-    pub(crate) fn may_pipe(&mut self) {
-        if let CarrierChoice::Peek(peeking) = &mut self.carrier_choice {
-            peeking.may_pipe = true;
-        }
-    }
-
-    /// Another process may read the source from now on.
-    pub(crate) fn share_source(&mut self) {
-        self.carrier_choice.share_source();
     }
 
     /// Has the destination take what is in flight. With `waits` it waits as long as the destination

@@ -269,7 +269,8 @@ impl OneWay {
     /// sends, so that no byte is read twice, and undoing may have to wait for the destination to
     /// take what it has read.
     pub fn share(&self) {
-        self.shared.lock().direction.share_source();
+        let mover = &mut self.shared.lock();
+        mover.direction.carrier_choice.share_source();
     }
 
     /// Has the handle's drop let it go on until it ends by itself.

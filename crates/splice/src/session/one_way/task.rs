@@ -69,7 +69,7 @@ impl Task for OneWayTask {
         let mut mover = shared.lock();
         // Set under the lock, so that whoever ends it later finds the task.
         let _ = shared.key.set(cx.key());
-        mover.direction.may_pipe();
+        mover.direction.carrier_choice.may_pipe();
         let Some([source, destination]) = mover.ends() else {
             return Step::Done;
         };

@@ -66,10 +66,11 @@ impl Running {
         let Some(half_close) = &mut self.half_close else {
             return false;
         };
-        let in_kernel = self.kernel.as_ref();
+        let held = self.kernel.as_ref().filter(|held| held.has_taken);
+        let ended = held.map(|held| held.engine.counters().ended_streams());
         let since = match half_close.ended_at {
             Some(ended_at) => ended_at.max(last_moved_at),
-            None if in_kernel.is_some_and(|held| held.engine.has_ended_stream()) => last_moved_at,
+            None if ended.is_some_and(|ended| ended.contains(&true)) => last_moved_at,
             None => {
                 // The next deadline is set to a full timeout from now, if the kernel still has the pair.
                 half_close.look_at = None;

@@ -25,13 +25,13 @@
 //! reason and closes both ends: in order if both streams have reached EOF, otherwise with a reset.
 
 mod aftermath;
+mod carriers;
 mod choice;
 mod ending;
 pub(crate) mod ends;
 mod half_close;
 mod idle;
 pub(crate) mod promotion;
-mod ring;
 mod turn;
 
 use std::borrow::Cow;
@@ -50,7 +50,7 @@ use crate::flow::{
 };
 use crate::kernel::{DirectionView as _, KernelEngine, Watch};
 use crate::limits::Shares;
-use crate::name::{EngineChoice, EngineName};
+use crate::name::EngineChoice;
 use crate::options::Options;
 use crate::outcome::{Outcome, Reason, Side};
 use crate::reactor::{Context, Readiness, Step, Task};
@@ -86,6 +86,10 @@ struct Running {
     parting_until: Option<Instant>,
 }
 
+/// There may be many idle ones.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Pair>() <= 432);
+
 /// A kernel engine that has the pair or tries to take it.
 #[derive(Debug)]
 struct Held {
@@ -110,9 +114,11 @@ impl Held {
     }
 }
 
-/// How a pair may move into the kernel.
+/// How a pair's bytes are moved, and how it may move into the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
+    /// How user space moves its bytes.
+    pub(crate) carrier: CarrierChoice,
     /// The engine that it has from the start.
     pub(crate) kernel: Option<Box<dyn KernelEngine>>,
     /// The policy that decides on one later.
@@ -130,16 +136,7 @@ impl Pair {
         status: Arc<Status>,
         on_end: Option<OnEnd>,
     ) -> Self {
-        let carrier_choice = match options.engine {
-            EngineChoice::Auto if plan.stays.is_some() => CarrierChoice::Copy,
-            EngineChoice::Auto => CarrierChoice::Adaptive,
-            EngineChoice::Only(EngineName::Pipe) => CarrierChoice::Pipe,
-            EngineChoice::Only(EngineName::Aio) => CarrierChoice::Aio,
-            EngineChoice::Only(EngineName::Uring) => CarrierChoice::Ring,
-            // The kernel engines begin with it.
-            EngineChoice::Only(_) => CarrierChoice::Copy,
-        };
-        let mut directions = ends.directions(carrier_choice);
+        let mut directions = ends.directions(plan.carrier);
         for (side, readiness) in Side::BOTH.into_iter().zip(registered.into_iter().flatten()) {
             directions[side.index()].source_became(readiness);
             directions[ends.across(side).index()].destination_became(readiness);
@@ -236,19 +233,8 @@ impl Drop for Pair {
 impl Running {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
         self.set_deadline(cx);
-        if self.choice == EngineChoice::Only(EngineName::Uring) {
-            self.enter_ring(cx)?;
-            self.watch_both(cx, Watch::Ends)?;
-        } else {
-            self.watch_both(cx, Watch::Stream)?;
-        }
-        if self.choice == EngineChoice::Only(EngineName::Aio)
-            && let Err(obstacle) = cx.carriers().prepare_aio()
-        {
-            let refusal = EngineName::Aio.unavailable(obstacle);
-            self.declined = Some(Box::new(refusal.to_string().into()));
-            return Err(Reason::Refused);
-        }
+        let watch = self.prepare_carriers(cx)?;
+        self.watch_both(cx, watch)?;
         if matches!(self.choice, EngineChoice::Only(name) if name.is_in_kernel()) {
             self.ask(cx, Trigger::Start);
             if self.kernel.is_none() {

@@ -33,7 +33,7 @@ impl Running {
             cx.watch_notifier(notifier)
                 .map_err(|error| Reason::of_error(Side::A, &error))?;
         }
-        let name = held.engine.name();
+        let name = held.engine.profile().name;
         let turn = held.engine.turn(&mut PairView {
             ends: self.ends.sides(),
             directions: self.directions.each_mut().map(|direction| direction as _),
@@ -106,7 +106,7 @@ impl Running {
             let bytes: u64 = returned.moved_bytes.iter().sum();
             let had = format!(
                 "{} moved {bytes} bytes and gave the pair back: {why}",
-                held.engine.name()
+                held.engine.profile().name
             );
             self.declined = Some(Box::new(had.into()));
         }
@@ -147,7 +147,7 @@ impl Running {
         let promotion = self.promotion.as_ref();
         let held = self.kernel.as_ref();
         if promotion.is_some_and(|promotion| promotion.may_redirect())
-            || held.is_some_and(|held| held.engine.redirects())
+            || held.is_some_and(|held| held.engine.profile().redirects)
         {
             redirected_receive_bytes(self.shares.buffer_bytes)
         } else {

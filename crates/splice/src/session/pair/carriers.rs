@@ -1,21 +1,30 @@
-//! A pair on its loop's ring (`carrier/uring/`).
+//! What a pair's carriers need from its loop: an AIO context (`carrier/aio/`), or a ring
+//! (`carrier/uring/`).
 
 use super::Running;
+use crate::flow::CarrierChoice;
 use crate::kernel::Watch;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Context;
 
 impl Running {
-    /// Moves both directions to the loop's ring, which reports bytes in place of epoll.
-    pub(super) fn enter_ring(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
-        let lanes = cx.lanes().map_err(|error| {
+    /// Has the loop create what the carriers need, and returns what epoll is to watch: a ring
+    /// reports bytes in its place.
+    pub(super) fn prepare_carriers(&mut self, cx: &mut Context<'_>) -> Result<Watch, Reason> {
+        let prepared = match self.directions[0].carrier_choice {
+            CarrierChoice::Ring => cx.lanes().map(|lanes| {
+                for (direction, lane) in self.directions.iter_mut().zip(lanes) {
+                    direction.enter(lane);
+                }
+                Watch::Ends
+            }),
+            CarrierChoice::Aio => cx.carriers().prepare_aio().map(|()| Watch::Stream),
+            _ => Ok(Watch::Stream),
+        };
+        prepared.map_err(|error| {
             self.declined = Some(Box::new(error.to_string().into()));
             Reason::Refused
-        })?;
-        for (direction, lane) in self.directions.iter_mut().zip(lanes) {
-            direction.enter(lane);
-        }
-        Ok(())
+        })
     }
 
     /// Watches for room with epoll, since the ring does not wait for it. It begins when a lane
