@@ -3,7 +3,7 @@
 //! A carrier has two steps: `fill` reads at most so many bytes (not zero) from the source, with
 //! nothing in flight, and `drain` writes what is in flight to the destination and returns how many
 //! bytes it took, or `EAGAIN`. Some write in the first step, and report it in the second.
-//! [`Direction`](crate::flow::Direction) drives all of them in the same way.
+//! [`Direction`](crate::direction::Direction) drives all of them in the same way.
 
 pub(crate) mod aio;
 pub(crate) mod buffer;

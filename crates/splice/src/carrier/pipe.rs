@@ -16,7 +16,7 @@
 //!   never sets it, and asks for exactly the bytes in the pipe on writing, since the kernel sets
 //!   the flag by itself for more (`splice_to_socket`, 6.5 on).
 //! - `tcp_read_sock` stops for ever at an urgent mark; recv(2) reads past it. If `EPOLLPRI` has
-//!   reported a mark, [`Direction`](crate::flow::Direction) continues with `copy`. If the mark
+//!   reported a mark, [`Direction`](crate::direction::Direction) continues with `copy`. If the mark
 //!   arrives later, the stream seems to end there, so recv(2) confirms EOF.
 //! - Pipes are charged to the user (`fs.pipe-user-pages-soft`). Beyond that limit the kernel cuts
 //!   new pipes to two pages. This process uses at most half of it and leaves the rest to others.

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use splice_base::error::Result;
 
+use crate::direction::CarrierChoice;
 use crate::endpoint::Endpoint;
-use crate::flow::CarrierChoice;
 use crate::kernel::segment::datapath::DatapathHandle;
 use crate::kernel::segment::{Asked, Segment};
 use crate::kernel::sockmap::Sockmap;

@@ -4,8 +4,8 @@ use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
 
 use crate::carrier::{aio, pipe, uring};
+use crate::direction::CarrierChoice;
 use crate::endpoint::Kind;
-use crate::flow::CarrierChoice;
 use crate::kernel::segment::datapath::{Datapath, DatapathHandle, absence};
 use crate::kernel::sockmap;
 use crate::name::{EngineChoice, EngineName};

@@ -65,7 +65,7 @@ use crate::outcome::{PeerNames, Reason, Side};
 use crate::reactor::Notifier;
 use crate::routing::Routed;
 use change_over::{ChangeOver, Phase};
-use counters::FlowCounters;
+use counters::SegmentCounters;
 use datapath::{Attached, Datapath};
 use flow::Flow;
 use grace::Wait;
@@ -111,7 +111,7 @@ pub(crate) struct Segment {
     /// Another thread attaches the program: nothing changes before then.
     begins_at: Option<Instant>,
     change_over: ChangeOver,
-    counters: Arc<FlowCounters>,
+    counters: Arc<SegmentCounters>,
     /// Once a peer has been silent, or the sockets sleep.
     peers: Option<Box<Peers>>,
     /// The program holds the pair, and may still run as if it did not.

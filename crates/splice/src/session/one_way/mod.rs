@@ -9,7 +9,7 @@
 //! caller's descriptors, changes nothing about the sockets, and can be undone at any byte: what was
 //! not moved is still in the source. So it goes by user space only.
 //!
-//! The caller and the loop share the [`Mover`] under a lock. A [`Direction`](crate::flow::Direction)
+//! The caller and the loop share the [`Mover`] under a lock. A [`Direction`](crate::direction::Direction)
 //! moves its bytes, as those of a pair. The caller makes the first pass, so
 //! that what has arrived before is moved when [`OneWay::start`] returns; the loop makes the others.
 //! Whoever sees the end first concludes it: it stops watching the duplicates, closes them, and
@@ -40,7 +40,7 @@ use self::task::OneWayTask;
 use super::status::Status;
 use crate::carrier::Carriers;
 use crate::counters::Counters;
-use crate::flow::Progress;
+use crate::direction::Progress;
 use crate::name::EngineName;
 use crate::outcome::Reason;
 use crate::reactor::{Key, Remote};

@@ -16,7 +16,7 @@ use super::{IdleTimer, OneWayOptions};
 use crate::carrier::Carriers;
 use crate::carrier::datagram::Datagrams;
 use crate::carrier::peek::Peeking;
-use crate::flow::{CarrierChoice, Conduit, Direction, Progress, SocketError, TURN_READS};
+use crate::direction::{CarrierChoice, Conduit, Direction, Progress, SocketError, TURN_READS};
 use crate::kernel::DirectionView as _;
 use crate::limits::Limits;
 use crate::name::EngineName;

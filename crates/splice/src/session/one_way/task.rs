@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Shared;
 use super::mover::Mover;
-use crate::flow::Progress;
+use crate::direction::Progress;
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest, Readiness, Remote, Step, Task};
 

@@ -2,7 +2,7 @@
 //! (`carrier/uring/`).
 
 use super::Running;
-use crate::flow::CarrierChoice;
+use crate::direction::CarrierChoice;
 use crate::kernel::Watch;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Context;

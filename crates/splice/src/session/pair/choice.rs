@@ -1,7 +1,7 @@
 //! Which engine is reported for a pair, and why; at the end, what each engine has moved.
 
 use super::Running;
-use crate::flow::Direction;
+use crate::direction::Direction;
 use crate::kernel::Profile;
 use crate::name::{EngineChoice, EngineName};
 use crate::session::status::Chosen;

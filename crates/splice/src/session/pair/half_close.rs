@@ -13,7 +13,7 @@
 use std::time::{Duration, Instant};
 
 use super::Running;
-use crate::flow::Direction;
+use crate::direction::Direction;
 use crate::kernel::DirectionView as _;
 use crate::reactor::Context;
 

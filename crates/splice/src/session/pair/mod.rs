@@ -45,7 +45,7 @@ use self::idle::Idle;
 use self::promotion::{Promotion, Trigger};
 use super::meter::Stream;
 use super::status::Status;
-use crate::flow::{
+use crate::direction::{
     CarrierChoice, CarriersUsed, Conduit, Direction, Progress, SocketError, TURN_READS,
 };
 use crate::kernel::{DirectionView as _, KernelEngine, Watch};

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use super::aftermath::AftermathTask;
 use super::promotion::{Candidate, Promotion, Proposal, Trigger};
 use super::{Held, Running};
+use crate::direction::Direction;
 use crate::endpoint::redirected_receive_bytes;
-use crate::flow::Direction;
 use crate::kernel::{
     Aftermath, DirectionView as _, Next, PairView, Refusal, Returned, Turn, Watch,
 };

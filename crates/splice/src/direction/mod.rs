@@ -14,12 +14,19 @@
 //! Readiness is edge-triggered. `source_ready` and `destination_ready` hold what the kernel last
 //! reported, and only a system call that would have blocked clears them.
 
+mod carrier_choice;
+mod conduit;
+mod in_flight;
+mod progress;
+
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use super::in_flight::InFlight;
-use super::{CarrierChoice, CarriersUsed, Conduit, Progress, SocketError};
+pub(crate) use self::carrier_choice::{CarrierChoice, CarriersUsed};
+pub(crate) use self::conduit::{Conduit, TURN_READS};
+use self::in_flight::InFlight;
+pub(crate) use self::progress::{Progress, SocketError};
 use crate::carrier::buffer::Size;
 use crate::carrier::peek;
 use crate::carrier::uring::{self, ReadHint};
