@@ -57,7 +57,7 @@ pub mod trace;
 
 mod session;
 
-mod flow;
+mod direction;
 mod kernel;
 
 mod carrier;

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 use std::{fmt, io};
 
+use splice_base::error::Error;
+
 use crate::counters::Counters;
 use crate::name::EngineName;
 
@@ -110,6 +112,11 @@ impl Reason {
             },
             other => other,
         }
+    }
+
+    pub(crate) fn of_error(side: Side, error: &Error) -> Self {
+        let errno = error.errno().map_or(0, rustix::io::Errno::raw_os_error);
+        Self::Failed { side, errno }
     }
 
     pub(crate) fn of_errno(side: Side, errno: rustix::io::Errno) -> Self {

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
@@ -260,6 +260,36 @@ fn datagrams_stay_whole() {
     }
     assert_eq!(end.recv_timeout(PATIENCE), Ok((Reason::ByteLimit, 5)));
     assert_eq!(source.recv(&mut [0; 9]).unwrap(), 2);
+}
+
+/// Another process may read the source, so a datagram is read before it is sent.
+#[test]
+fn a_datagram_that_was_read_is_sent_before_an_undo_returns() {
+    let (client, source) = UnixDatagram::pair().unwrap();
+    let (destination, server) = UnixDatagram::pair().unwrap();
+    let splice = splicer().one_way(&source, &destination, &OneWayOptions::default(), |_, _| ());
+    let splice = splice.unwrap();
+    splice.share();
+    destination.set_nonblocking(true).unwrap();
+    let earlier = std::iter::repeat_with(|| destination.send(b"earlier"))
+        .take_while(Result::is_ok)
+        .count();
+    client.send(b"held").unwrap();
+    until("it is read", || {
+        rustix::io::ioctl_fionread(&source) == Ok(0)
+    });
+    thread::scope(|scope| {
+        let undone = scope.spawn(|| splice.undo());
+        let mut received = [0; 7];
+        for _ in 0..earlier {
+            assert_eq!(server.recv(&mut received).unwrap(), 7);
+        }
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let size = server.recv(&mut received).unwrap();
+        assert_eq!(&received[..size], b"held");
+        assert!(undone.join().unwrap());
+    });
+    assert_eq!(splice.moved_bytes(), 4);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! A direction owns a buffer only while bytes are in it. The loop keeps a few and lends the one
 //! used last first, since it is still in the CPU's cache.
 
+use rustix::io::Errno;
+
 /// How much a direction reads at a time, in bytes. It begins with the first size and takes the next
 /// one when a read fills the buffer. 4 KiB is the page that a short message touches. Beyond 256 KiB
 /// a buffer does not fit the second-level cache of common CPUs.
@@ -27,6 +29,7 @@ impl Buffers {
             memory,
             start: 0,
             end: 0,
+            state: State::Nothing,
         }
     }
 
@@ -43,6 +46,9 @@ impl Buffers {
 pub(crate) struct Size(u8);
 
 impl Size {
+    /// The largest datagram of UDP, 64 KiB.
+    pub(crate) const OF_DATAGRAM: Self = Self(2);
+
     fn larger(self) -> Self {
         Self((self.0 + 1).min(SIZES_BYTES.len() as u8 - 1))
     }
@@ -54,6 +60,18 @@ pub(crate) struct Buffer {
     memory: Box<[u8]>,
     start: u32,
     end: u32,
+    state: State,
+}
+
+/// What is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Nothing,
+    /// The bytes, or a datagram without any.
+    Held,
+    /// The same; a write was made together with the read, and has still to be reported.
+    Written(u32),
+    NotWritten(Errno),
 }
 
 impl Buffer {
@@ -77,16 +95,47 @@ impl Buffer {
     /// Records that a read has returned this many bytes.
     pub(crate) fn took(&mut self, count: usize) {
         (self.start, self.end) = (0, count as u32);
+        self.state = match count {
+            0 => State::Nothing,
+            _ => State::Held,
+        };
+    }
+
+    /// The same for a datagram, which may have no bytes.
+    pub(crate) fn took_datagram(&mut self, count: usize) {
+        self.took(count);
+        self.state = State::Held;
+    }
+
+    /// Records the result of a write that was made together with the read.
+    pub(crate) fn wrote(&mut self, written: Result<u32, Errno>) {
+        self.state = written.map_or_else(State::NotWritten, State::Written);
+    }
+
+    /// Reports the write that was made together with the read, or else writes.
+    pub(crate) fn drain_by(
+        &mut self,
+        write: impl FnOnce(&[u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let count = match std::mem::replace(&mut self.state, State::Held) {
+            State::Written(count) => count as usize,
+            State::NotWritten(errno) => return Err(errno),
+            State::Held | State::Nothing => write(self.bytes())?,
+        };
+        self.start += count as u32;
+        if self.start == self.end {
+            self.state = State::Nothing;
+        }
+        Ok(count)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state == State::Nothing
     }
 
     /// The bytes in flight.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory[self.start as usize..self.end as usize]
-    }
-
-    /// Records that a write has taken this many bytes.
-    pub(crate) fn gave(&mut self, count: usize) {
-        self.start += count as u32;
     }
 
     /// The size for the next read.

@@ -9,11 +9,15 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::ReadOutcome;
 use super::buffer::Buffer;
-use super::{Carrier, ReadOutcome};
 
-impl Carrier for Buffer {
-    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<ReadOutcome, Errno> {
+impl Buffer {
+    pub(crate) fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        at_most: usize,
+    ) -> Result<ReadOutcome, Errno> {
         let space = self.space(at_most);
         let wanted = space.len();
         match recv(source, space, RecvFlags::DONTWAIT) {
@@ -26,17 +30,11 @@ impl Carrier for Buffer {
         }
     }
 
-    fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
+    pub(crate) fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
         self.send(destination, SendFlags::empty())
     }
 
-    fn held(&self) -> usize {
-        self.bytes().len()
-    }
-}
-
-impl Buffer {
-    /// Like [`drain`](Carrier::drain), if EOF follows at once: TCP may hold the bytes back until
+    /// Like [`drain`](Self::drain), if EOF follows at once: TCP may hold the bytes back until
     /// then, so that both travel in one segment.
     pub(crate) fn drain_before_end(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
         self.send(destination, SendFlags::MORE)
@@ -44,9 +42,7 @@ impl Buffer {
 
     fn send(&mut self, destination: BorrowedFd<'_>, flags: SendFlags) -> Result<usize, Errno> {
         let flags = flags | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let count = send(destination, self.bytes(), flags)?;
-        self.gave(count);
-        Ok(count)
+        self.drain_by(|bytes| send(destination, bytes, flags))
     }
 }
 
@@ -56,8 +52,8 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
+    use crate::carrier::ReadOutcome;
     use crate::carrier::buffer::{Buffers, Size};
-    use crate::carrier::{Carrier, ReadOutcome};
 
     #[test]
     fn a_read_that_fills_its_buffer_makes_the_next_one_larger() {

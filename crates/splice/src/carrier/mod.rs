@@ -1,16 +1,17 @@
 //! Carriers: how user space moves a direction's bytes.
 //!
-//! A carrier reads bytes from a source and writes them to a destination. In between they are in
-//! flight. [`Direction`](crate::flow::Direction) drives each of them, and the lanes of [`uring`],
-//! in the same way.
+//! A carrier has two steps: `fill` reads at most so many bytes (not zero) from the source, with
+//! nothing in flight, and `drain` writes what is in flight to the destination and returns how many
+//! bytes it took, or `EAGAIN`. Some write in the first step, and report it in the second.
+//! [`Direction`](crate::direction::Direction) drives all of them in the same way.
 
 pub(crate) mod aio;
 pub(crate) mod buffer;
 mod copy;
+pub(crate) mod datagram;
+pub(crate) mod peek;
 pub(crate) mod pipe;
 pub(crate) mod uring;
-
-use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use splice_base::error::Result;
@@ -33,6 +34,10 @@ pub(crate) enum ReadOutcome {
     UrgentMark,
     /// EOF.
     EndOfStream,
+    /// Nothing: the next datagram is larger than what the read may take.
+    OverLimit,
+    /// Nothing: the destination has not taken it, to which the read would have written at once.
+    NotTaken(Errno),
 }
 
 impl ReadOutcome {
@@ -44,22 +49,6 @@ impl ReadOutcome {
             count => Self::Bytes(count),
         }
     }
-}
-
-/// Moves bytes from a source to a destination. What it has read and not yet written is in flight.
-pub(crate) trait Carrier {
-    /// Reads at most `at_most` bytes (not zero) from the source. Called with nothing in flight.
-    fn fill(
-        &mut self,
-        source: BorrowedFd<'_>,
-        at_most: usize,
-    ) -> std::result::Result<ReadOutcome, Errno>;
-
-    /// Writes bytes in flight to the destination. Returns how many it took, or `EAGAIN`.
-    fn drain(&mut self, destination: BorrowedFd<'_>) -> std::result::Result<usize, Errno>;
-
-    /// How many bytes are in flight.
-    fn held(&self) -> usize;
 }
 
 /// What the pairs of one loop share: carriers that are not in use.
@@ -96,10 +85,11 @@ impl Carriers {
     /// Creates the loop's AIO context, unless it exists.
     ///
     /// # Errors
-    /// The obstacle.
-    pub(crate) fn prepare_aio(&mut self) -> std::result::Result<(), Obstacle> {
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if there can be none.
+    pub(crate) fn prepare_aio(&mut self) -> Result<()> {
         if self.aio.is_none() {
-            self.aio = Some(aio::AioContext::new()?);
+            let context = aio::AioContext::new();
+            self.aio = Some(context.map_err(|obstacle| EngineName::Aio.unavailable(obstacle))?);
         }
         Ok(())
     }

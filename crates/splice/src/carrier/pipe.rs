@@ -16,7 +16,7 @@
 //!   never sets it, and asks for exactly the bytes in the pipe on writing, since the kernel sets
 //!   the flag by itself for more (`splice_to_socket`, 6.5 on).
 //! - `tcp_read_sock` stops for ever at an urgent mark; recv(2) reads past it. If `EPOLLPRI` has
-//!   reported a mark, [`Direction`](crate::flow::Direction) continues with `copy`. If the mark
+//!   reported a mark, [`Direction`](crate::direction::Direction) continues with `copy`. If the mark
 //!   arrives later, the stream seems to end there, so recv(2) confirms EOF.
 //! - Pipes are charged to the user (`fs.pipe-user-pages-soft`). Beyond that limit the kernel cuts
 //!   new pipes to two pages. This process uses at most half of it and leaves the rest to others.
@@ -33,7 +33,7 @@ use rustix::pipe::{
 };
 use splice_base::obstacle::Obstacle;
 
-use super::{Carrier, ReadOutcome};
+use super::ReadOutcome;
 
 /// The capacity that a pipe requests, and the most that it holds, in bytes: the default of
 /// `fs.pipe-max-size`, which needs no privilege.
@@ -194,8 +194,12 @@ fn behind_zero(source: BorrowedFd<'_>) -> Result<ReadOutcome, Errno> {
     }
 }
 
-impl Carrier for Pipe {
-    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<ReadOutcome, Errno> {
+impl Pipe {
+    pub(crate) fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        at_most: usize,
+    ) -> Result<ReadOutcome, Errno> {
         debug_assert_eq!(self.held, 0, "EAGAIN would be ambiguous");
         let wanted = at_most.min(CAPACITY_BYTES);
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
@@ -210,14 +214,14 @@ impl Carrier for Pipe {
         }
     }
 
-    fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
+    pub(crate) fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         let count = splice(&self.read, None, destination, None, self.held, flags)?;
         self.held -= count;
         Ok(count)
     }
 
-    fn held(&self) -> usize {
-        self.held
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held == 0
     }
 }

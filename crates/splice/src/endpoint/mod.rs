@@ -168,6 +168,13 @@ impl Endpoint {
         shutdown(&self.fd, Shutdown::Write)
     }
 
+    /// Whether bytes that are written right before EOF may wait for it. kTLS keeps an unfinished
+    /// record to itself when the stream is shut down (`tls_sw_sendmsg`, 6.18): the bytes would be
+    /// lost.
+    pub(crate) fn can_hold_for_end(&self) -> bool {
+        !self.layered && matches!(self.kind, Kind::Tcp4 | Kind::Tcp6)
+    }
+
     /// Sends what the kernel holds back because more was announced.
     pub(crate) fn push(&self) {
         // Setting the option again does it (`__tcp_sock_set_nodelay`), and it fails on no TCP
@@ -292,6 +299,29 @@ impl Endpoint {
         self.send_bounded.store(true, Ordering::Relaxed);
         let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, bytes / 2)
             .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, bytes / 2));
+    }
+}
+
+/// A socket that a direction reads from or writes to: a pair's, or the caller's.
+pub(crate) trait Socket: AsFd {
+    /// Whether a read that returns less than it asked for has emptied the socket.
+    fn is_emptied_by_short_read(&self) -> bool;
+
+    /// The endpoint, if it is one. Of a caller's socket nothing is changed.
+    fn endpoint(&self) -> Option<&Endpoint> {
+        None
+    }
+}
+
+impl Socket for Endpoint {
+    /// A read of a UNIX stream stops after a message that carries a descriptor, and the kernel does
+    /// not report that (`unix_stream_read_generic`).
+    fn is_emptied_by_short_read(&self) -> bool {
+        self.kind != Kind::Unix
+    }
+
+    fn endpoint(&self) -> Option<&Endpoint> {
+        Some(self)
     }
 }
 

@@ -106,6 +106,8 @@ impl PairView<'_> {
 pub(crate) enum Watch {
     /// Only ends of stream and errors.
     Ends,
+    /// The same, and room: the ring reads.
+    EndsAndRoom,
     /// All: user space moves the bytes of at least one direction.
     Stream,
 }
@@ -178,22 +180,30 @@ pub(crate) enum Turn {
     Ends(Reason),
 }
 
+/// What holds for all pairs of an engine in the kernel.
+#[derive(Debug)]
+pub(crate) struct Profile {
+    pub(crate) name: EngineName,
+    /// Why `auto` has picked it for a pair that it has taken, for the log.
+    pub(crate) why_picked: &'static str,
+    /// Which bytes of a pair it leaves to user space, for the log.
+    pub(crate) left_to_user_space: &'static str,
+    /// It keeps receive buffers empty, so they can be smaller
+    /// ([`redirected_receive_bytes`](crate::endpoint::redirected_receive_bytes)).
+    pub(crate) redirects: bool,
+}
+
 /// An engine that moves one pair's bytes in the kernel.
 pub(crate) trait KernelEngine: Send + fmt::Debug {
-    fn name(&self) -> EngineName;
+    /// What holds for all of its pairs.
+    fn profile(&self) -> &'static Profile;
 
     /// Whether the kernel has moved bytes, or is going to move the next ones.
     fn has_taken(&self) -> bool;
 
-    /// Which bytes of a pair this engine leaves to user space, for the log.
-    fn left_to_user_space(&self) -> &'static str;
-
     /// Takes the next step; see the module's documentation. The first turn comes when the pair starts or is
     /// promoted.
     fn turn(&mut self, pair: &mut PairView<'_>) -> Turn;
-
-    /// Why `auto` has picked this engine for a pair that it has taken, for the log.
-    fn why_picked(&self) -> &'static str;
 
     /// Counters of what the kernel has moved, for any thread. Every call gives the same object.
     fn counters(&self) -> Arc<dyn KernelCounters>;
@@ -201,22 +211,10 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
     /// What the engine's program wakes user space by, if it does.
     fn notifier(&self) -> Option<Arc<dyn Notifier>>;
 
-    /// Whether one of the streams has ended past the sockets, and its end was acknowledged. User space's
-    /// directions do not see that. The acknowledgement counts for [`moved_at`](KernelCounters::moved_at).
-    fn has_ended_stream(&self) -> bool {
-        false
-    }
-
     /// Which peer has reset its connection, as far as the program knows. The sockets may learn first of the
     /// other peer's answer.
     fn reset_by(&self) -> Option<Side> {
         None
-    }
-
-    /// The engine keeps receive buffers empty, so they can be smaller
-    /// ([`redirected_receive_bytes`](crate::endpoint::redirected_receive_bytes)).
-    fn redirects(&self) -> bool {
-        false
     }
 
     /// Removes everything of the pair from the kernel, when the pair ends. Returns exactly how many bytes the
@@ -257,7 +255,8 @@ pub(crate) trait KernelCounters: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Which streams have ended past the sockets, and their ends were acknowledged.
+    /// Which streams have ended past the sockets, and their ends were acknowledged. User space's directions do not
+    /// see that. The acknowledgement counts for [`moved_at`](Self::moved_at).
     fn ended_streams(&self) -> [bool; 2] {
         [false; 2]
     }

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use splice_base::error::Result;
 
+use crate::direction::CarrierChoice;
 use crate::endpoint::Endpoint;
 use crate::kernel::segment::datapath::DatapathHandle;
 use crate::kernel::segment::{Asked, Segment};
@@ -50,30 +51,34 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
         }
         let promotion = Auto::new(ends, options, Instant::now());
         return Ok(Plan {
-            kernel: None,
+            carrier: CarrierChoice::Adaptive,
             promotion: promotion.map(|auto| Box::new(auto) as _),
-            stays: None,
+            ..Plan::default()
         });
     };
     if ends.is_echo() {
         engine.can_echo()?;
     }
+    let plan = Plan {
+        carrier: engine.carrier(),
+        ..Plan::default()
+    };
     Ok(match engine {
         EngineName::Sockmap => {
             can_take(engine, ends)?;
             let sockmap = Sockmap::new().map_err(|obstacle| engine.unavailable(obstacle))?;
             Plan {
                 kernel: Some(Box::new(sockmap)),
-                ..Plan::default()
+                ..plan
             }
         }
         EngineName::Segment => Plan {
             promotion: Some(Box::new(ByName {
                 asked: Asked::by(options),
             })),
-            ..Plan::default()
+            ..plan
         },
-        _ => Plan::default(),
+        _ => plan,
     })
 }
 

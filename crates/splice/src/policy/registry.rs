@@ -4,6 +4,7 @@ use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
 
 use crate::carrier::{aio, pipe, uring};
+use crate::direction::CarrierChoice;
 use crate::endpoint::Kind;
 use crate::kernel::segment::datapath::{Datapath, DatapathHandle, absence};
 use crate::kernel::sockmap;
@@ -66,6 +67,17 @@ impl EngineName {
         Err(Error::new(ErrorKind::EngineRefused, why)
             .about(format!("engine {self} cannot splice a socket to itself"))
             .with_remedy("choose another"))
+    }
+
+    /// By what user space moves the bytes of a pair for which the engine was chosen by name: the engines in the kernel
+    /// begin with `copy`.
+    pub(crate) fn carrier(self) -> CarrierChoice {
+        match self {
+            Self::Copy | Self::Sockmap | Self::Segment => CarrierChoice::Copy,
+            Self::Pipe => CarrierChoice::Pipe,
+            Self::Aio => CarrierChoice::Aio,
+            Self::Uring => CarrierChoice::Ring,
+        }
     }
 
     /// Whether the engine takes pairs with such sockets, regardless of this process's rights.

@@ -316,49 +316,27 @@ fn called(result: c_long) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| last_error())
 }
 
-/// A buffer that AIO requests fill and drain.
-#[derive(Debug)]
-pub(crate) struct AioBuffer {
-    buffer: Buffer,
-    /// The result of the write that was submitted with the read.
-    written: Option<Moved>,
-}
-
-impl AioBuffer {
-    pub(crate) fn new(buffer: Buffer) -> Self {
-        Self {
-            buffer,
-            written: None,
-        }
-    }
-
-    pub(crate) fn buffer(&self) -> &Buffer {
-        &self.buffer
-    }
-
-    pub(crate) fn into_buffer(self) -> Buffer {
-        self.buffer
-    }
-
-    /// Like [`Carrier::fill`](super::Carrier::fill). With `onward` the bytes are also written
-    /// there, and the next [`drain`](Self::drain) returns the result.
+impl AioContext {
+    /// Reads at most `at_most` bytes. With `onward` they are also written there, and the next
+    /// [`drain`](Self::drain) returns the result.
     pub(crate) fn fill(
         &mut self,
-        context: &mut AioContext,
+        buffer: &mut Buffer,
         source: BorrowedFd<'_>,
         at_most: usize,
         onward: Option<BorrowedFd<'_>>,
     ) -> Result<ReadOutcome, Errno> {
-        debug_assert!(self.written.is_none());
-        let memory = self.buffer.space(usize::MAX);
+        let memory = buffer.space(usize::MAX);
         let wanted = at_most.min(memory.len());
-        let (read, written) = context.pass(source, memory, wanted, onward)?;
+        let (read, written) = self.pass(source, memory, wanted, onward)?;
         match read {
             Ok(count) => {
                 let count = count as usize;
-                self.buffer.took(count);
+                buffer.took(count);
                 // At EOF nothing was written.
-                self.written = written.filter(|_| count > 0);
+                if let Some(written) = written.filter(|_| count > 0) {
+                    buffer.wrote(written);
+                }
                 Ok(ReadOutcome::of_read(count, wanted))
             }
             Err(Errno::AGAIN) => Ok(ReadOutcome::Empty),
@@ -366,21 +344,12 @@ impl AioBuffer {
         }
     }
 
-    /// Like [`Carrier::drain`](super::Carrier::drain).
+    /// Writes what is in flight.
     pub(crate) fn drain(
         &mut self,
-        context: &mut AioContext,
+        buffer: &mut Buffer,
         destination: BorrowedFd<'_>,
     ) -> Result<usize, Errno> {
-        let count = match self.written.take() {
-            Some(written) => written?,
-            None => context.write(destination, self.buffer.bytes())?,
-        };
-        self.buffer.gave(count as usize);
-        Ok(count as usize)
-    }
-
-    pub(crate) fn held(&self) -> usize {
-        self.buffer.bytes().len()
+        buffer.drain_by(|bytes| self.write(destination, bytes).map(|count| count as usize))
     }
 }

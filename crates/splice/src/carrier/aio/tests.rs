@@ -15,8 +15,8 @@ fn pair() -> (UnixStream, UnixStream) {
     (near, far)
 }
 
-fn buffer() -> AioBuffer {
-    AioBuffer::new(Buffers::default().take(Size::default()))
+fn buffer() -> Buffer {
+    Buffers::default().take(Size::default())
 }
 
 /// Passes messages from one socket to another.
@@ -29,35 +29,37 @@ fn carries(context: &mut AioContext) {
     // More rounds than a ring has slots.
     for round in 0..1000 {
         assert_eq!(
-            buffer.fill(context, source.as_fd(), 16, onward),
+            context.fill(&mut buffer, source.as_fd(), 16, onward),
             Ok(ReadOutcome::Empty)
         );
-        assert_eq!(buffer.held(), 0);
+        assert_eq!(buffer.bytes().len(), 0);
         let message = &b"0123456789abcdef"[..1 + round % 16];
         sender.write_all(message).unwrap();
-        let filled = buffer.fill(context, source.as_fd(), 16, onward).unwrap();
+        let filled = context
+            .fill(&mut buffer, source.as_fd(), 16, onward)
+            .unwrap();
         assert_eq!(filled, ReadOutcome::of_read(message.len(), 16));
-        assert_eq!(buffer.held(), message.len());
+        assert_eq!(buffer.bytes().len(), message.len());
         assert_eq!(
-            buffer.drain(context, destination.as_fd()),
+            context.drain(&mut buffer, destination.as_fd()),
             Ok(message.len())
         );
-        assert_eq!(buffer.held(), 0);
+        assert_eq!(buffer.bytes().len(), 0);
         let count = receiver.read(&mut received).unwrap();
         assert_eq!(&received[..count], message);
     }
     sender.write_all(b"abc").unwrap();
     // Not beyond `at_most`, and not onward unless asked to.
     assert_eq!(
-        buffer.fill(context, source.as_fd(), 2, None),
+        context.fill(&mut buffer, source.as_fd(), 2, None),
         Ok(ReadOutcome::Bytes(2))
     );
-    assert_eq!(buffer.drain(context, destination.as_fd()), Ok(2));
+    assert_eq!(context.drain(&mut buffer, destination.as_fd()), Ok(2));
     assert_eq!(
-        buffer.fill(context, source.as_fd(), 2, onward),
+        context.fill(&mut buffer, source.as_fd(), 2, onward),
         Ok(ReadOutcome::LastBytes(1))
     );
-    assert_eq!(buffer.drain(context, destination.as_fd()), Ok(1));
+    assert_eq!(context.drain(&mut buffer, destination.as_fd()), Ok(1));
     let count = receiver.read(&mut received).unwrap();
     assert_eq!(&received[..count], b"abc");
 
@@ -66,15 +68,18 @@ fn carries(context: &mut AioContext) {
     // not close it.
     receiver.shutdown(Shutdown::Both).unwrap();
     assert_eq!(
-        buffer.fill(context, source.as_fd(), 16, onward),
+        context.fill(&mut buffer, source.as_fd(), 16, onward),
         Ok(ReadOutcome::LastBytes(4))
     );
-    assert_eq!(buffer.drain(context, destination.as_fd()), Err(Errno::PIPE));
-    assert_eq!(buffer.held(), 4, "not given");
-    let mut buffer = AioBuffer::new(Buffers::default().take(Size::default()));
+    assert_eq!(
+        context.drain(&mut buffer, destination.as_fd()),
+        Err(Errno::PIPE)
+    );
+    assert_eq!(buffer.bytes().len(), 4, "not given");
+    let mut buffer = self::buffer();
     sender.shutdown(Shutdown::Both).unwrap();
     assert_eq!(
-        buffer.fill(context, source.as_fd(), 16, onward),
+        context.fill(&mut buffer, source.as_fd(), 16, onward),
         Ok(ReadOutcome::EndOfStream)
     );
 }
@@ -103,10 +108,10 @@ fn a_partial_or_refused_write_leaves_the_rest_in_flight() {
     let mut full = false;
     while !full {
         sender.write_all(&[7; 4096]).unwrap();
-        let filled = buffer.fill(context, source.as_fd(), 4096, Some(destination.as_fd()));
+        let filled = context.fill(&mut buffer, source.as_fd(), 4096, Some(destination.as_fd()));
         assert_eq!(filled, Ok(ReadOutcome::Bytes(4096)));
-        while buffer.held() > 0 && !full {
-            match buffer.drain(context, destination.as_fd()) {
+        while !buffer.bytes().is_empty() && !full {
+            match context.drain(&mut buffer, destination.as_fd()) {
                 Ok(count) => given += count,
                 Err(errno) => {
                     assert_eq!(errno, Errno::AGAIN);
@@ -115,10 +120,10 @@ fn a_partial_or_refused_write_leaves_the_rest_in_flight() {
             }
         }
     }
-    let left = buffer.held();
+    let left = buffer.bytes().len();
     assert!(left > 0);
     receiver.read_exact(&mut vec![0; given]).unwrap();
-    assert_eq!(buffer.drain(context, destination.as_fd()), Ok(left));
+    assert_eq!(context.drain(&mut buffer, destination.as_fd()), Ok(left));
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(crate) struct ReadHint {
     pub(crate) bulk: bool,
     /// The source has reported EOF or an error that was not received yet.
     pub(crate) needs_further_read: bool,
+    /// The source may have an urgent mark.
+    pub(crate) may_be_urgent: bool,
 }
 
 impl ReadHint {

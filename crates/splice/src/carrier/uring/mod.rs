@@ -12,7 +12,7 @@
 //! loop drives this one, each turn asks epoll once and the ring twice.)
 //!
 //! Each direction of a pair has a [`Lane`]. A completion reaches the pair as readiness of a socket,
-//! and [`Direction`](crate::flow::Direction) drives the lane like a carrier. Filling takes what has
+//! and [`Direction`](crate::direction::Direction) drives the lane like a carrier. Filling takes what has
 //! arrived. Draining submits a send and "would block" until it has completed.
 //!
 //! A lane receives in one of two ways:

@@ -10,12 +10,12 @@ use splice_bpf::types::segment_mark as mark;
 
 /// The pair's counters, which are in its flow from the moment on in which it has one.
 #[derive(Debug, Default)]
-pub(super) struct FlowCounters {
+pub(super) struct SegmentCounters {
     flow: OnceLock<Arc<Flow>>,
     course: OnceLock<CourseReader>,
 }
 
-impl FlowCounters {
+impl SegmentCounters {
     pub(super) fn flow(&self) -> Option<&Arc<Flow>> {
         self.flow.get()
     }
@@ -31,7 +31,7 @@ impl FlowCounters {
     }
 }
 
-impl KernelCounters for FlowCounters {
+impl KernelCounters for SegmentCounters {
     fn moved_bytes(&self) -> [u64; 2] {
         let Some(flow) = self.flow() else {
             return [0; 2];

@@ -56,7 +56,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use super::{Aftermath, DirectionView, KernelCounters, KernelEngine, PairView, Turn};
+use super::{Aftermath, DirectionView, KernelCounters, KernelEngine, PairView, Profile, Turn};
 use crate::endpoint::Endpoint;
 use crate::firewall::{Doubt, Pass};
 use crate::name::EngineName;
@@ -65,7 +65,7 @@ use crate::outcome::{PeerNames, Reason, Side};
 use crate::reactor::Notifier;
 use crate::routing::Routed;
 use change_over::{ChangeOver, Phase};
-use counters::FlowCounters;
+use counters::SegmentCounters;
 use datapath::{Attached, Datapath};
 use flow::Flow;
 use grace::Wait;
@@ -111,7 +111,7 @@ pub(crate) struct Segment {
     /// Another thread attaches the program: nothing changes before then.
     begins_at: Option<Instant>,
     change_over: ChangeOver,
-    counters: Arc<FlowCounters>,
+    counters: Arc<SegmentCounters>,
     /// Once a peer has been silent, or the sockets sleep.
     peers: Option<Box<Peers>>,
     /// The program holds the pair, and may still run as if it did not.
@@ -193,16 +193,13 @@ impl Segment {
 }
 
 impl KernelEngine for Segment {
-    fn name(&self) -> EngineName {
-        EngineName::Segment
-    }
-
-    fn left_to_user_space(&self) -> &'static str {
-        "segment leaves all bytes before its change-over to user space"
-    }
-
-    fn why_picked(&self) -> &'static str {
-        "it lived long or moved much, and its segments can be translated"
+    fn profile(&self) -> &'static Profile {
+        &Profile {
+            name: EngineName::Segment,
+            why_picked: "it lived long or moved much, and its segments can be translated",
+            left_to_user_space: "segment leaves all bytes before its change-over to user space",
+            redirects: false,
+        }
     }
 
     fn has_taken(&self) -> bool {
@@ -226,10 +223,6 @@ impl KernelEngine for Segment {
     fn notifier(&self) -> Option<Arc<dyn Notifier>> {
         // Of the end of a pair the program tells through its own socket, by a reset that it makes of the last segment.
         Some(Arc::clone(self.datapath.calls()) as Arc<dyn Notifier>)
-    }
-
-    fn has_ended_stream(&self) -> bool {
-        self.has_taken() && self.counters.ended_streams().contains(&true)
     }
 
     fn reset_by(&self) -> Option<Side> {

@@ -67,7 +67,7 @@ use rustix::net::sockopt::socket_cookie;
 
 use self::redirect_half::{RedirectHalf, State};
 use self::shared::Shared;
-use super::{Cause, DirectionView, KernelCounters, KernelEngine, Next, PairView, Turn};
+use super::{Cause, DirectionView, KernelCounters, KernelEngine, Next, PairView, Profile, Turn};
 use crate::endpoint::Endpoint;
 use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
@@ -212,20 +212,13 @@ impl Sockmap {
 }
 
 impl KernelEngine for Sockmap {
-    fn name(&self) -> EngineName {
-        EngineName::Sockmap
-    }
-
-    fn left_to_user_space(&self) -> &'static str {
-        "sockmap leaves the first 20 ms, bulk and slow receivers to user space"
-    }
-
-    fn why_picked(&self) -> &'static str {
-        "it lives long and moves little at a time"
-    }
-
-    fn redirects(&self) -> bool {
-        true
+    fn profile(&self) -> &'static Profile {
+        &Profile {
+            name: EngineName::Sockmap,
+            why_picked: "it lives long and moves little at a time",
+            left_to_user_space: "sockmap leaves the first 20 ms, bulk and slow receivers to user space",
+            redirects: true,
+        }
     }
 
     fn has_taken(&self) -> bool {

@@ -1,9 +1,12 @@
-//! One side of a one-way splice, and what a move between two of them may come to.
+//! One side of a one-way splice.
+
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{SocketType, ipproto, sockopt};
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 
 use super::duplicate::Duplicate;
+use crate::endpoint::Socket;
 
 /// What an end's protocol lets the kernel do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,19 +43,14 @@ impl End {
     }
 }
 
-/// How a move went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
-    /// This many bytes are with the destination and gone from the source. None if a system call
-    /// was interrupted or another way of moving has to be tried.
-    Bytes(usize),
-    /// The same, and the source was empty after them.
-    LastBytes(usize),
-    /// The source is empty.
-    SourceEmpty,
-    /// The destination is full.
-    DestinationFull,
-    /// The next datagram exceeds the byte limit.
-    OverLimit,
-    EndOfStream,
+impl AsFd for End {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Socket for End {
+    fn is_emptied_by_short_read(&self) -> bool {
+        self.transport == Transport::Tcp
+    }
 }

@@ -9,7 +9,8 @@
 //! caller's descriptors, changes nothing about the sockets, and can be undone at any byte: what was
 //! not moved is still in the source. So it goes by user space only.
 //!
-//! The caller and the loop share the [`Mover`] under a lock. The caller makes the first pass, so
+//! The caller and the loop share the [`Mover`] under a lock. A [`Direction`](crate::direction::Direction)
+//! moves its bytes, as those of a pair. The caller makes the first pass, so
 //! that what has arrived before is moved when [`OneWay::start`] returns; the loop makes the others.
 //! Whoever sees the end first concludes it: it stops watching the duplicates, closes them, and
 //! calls `on_end`.
@@ -18,11 +19,9 @@
 //! sockets (`api/merger.rs`): then nobody can take them back, and an engine in the kernel may have
 //! them.
 
-mod datagram;
 pub(crate) mod duplicate;
 mod end;
 mod mover;
-mod stream;
 mod task;
 
 use std::borrow::Cow;
@@ -36,11 +35,12 @@ use splice_base::error::Result;
 
 use self::duplicate::Duplicate;
 use self::end::End;
-use self::mover::{Mover, Progress};
+use self::mover::Mover;
 use self::task::OneWayTask;
 use super::status::Status;
 use crate::carrier::Carriers;
 use crate::counters::Counters;
+use crate::direction::Progress;
 use crate::name::EngineName;
 use crate::outcome::Reason;
 use crate::reactor::{Key, Remote};
@@ -246,7 +246,7 @@ impl OneWay {
     /// Ends it with [`Reason::Looped`] when `passes` is used up, which each read of bytes takes one
     /// of: splices in a ring share it.
     pub fn bound_passes(&self, passes: Arc<AtomicU32>) {
-        self.shared.lock().bound_passes(passes);
+        self.shared.lock().passes = Some(passes);
     }
 
     /// Keeps it from moving bytes until what this returns is dropped. Somebody who reads the source
@@ -261,7 +261,7 @@ impl OneWay {
     pub fn share_idle_timer(&self, other: &Self) {
         let moved_at = Arc::new(Mutex::new(Instant::now()));
         for way in [self, other] {
-            way.shared.lock().share_idle_timer(Arc::clone(&moved_at));
+            way.shared.lock().idle_since = Arc::clone(&moved_at);
         }
     }
 
@@ -269,7 +269,8 @@ impl OneWay {
     /// sends, so that no byte is read twice, and undoing may have to wait for the destination to
     /// take what it has read.
     pub fn share(&self) {
-        self.shared.lock().share();
+        let mover = &mut self.shared.lock();
+        mover.direction.carrier_choice.share_source();
     }
 
     /// Has the handle's drop let it go on until it ends by itself.

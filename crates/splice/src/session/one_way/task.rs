@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shared;
-use super::mover::{Mover, Progress};
+use super::mover::Mover;
+use crate::direction::Progress;
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest, Readiness, Remote, Step, Task};
 
@@ -43,25 +44,21 @@ impl OneWayTask {
         let mut mover = shared.lock();
         change(&mut mover);
         let progress = mover.pump(cx.carriers(), now);
+        if mover.reason().is_some() {
+            shared.conclude(mover, &self.home);
+            self.leave(cx);
+            return Step::Done;
+        }
+        let deadline = mover.idle_at();
+        drop(mover);
+        // While bytes move, the deadline that was told before is early: it then looks again.
+        if self.deadline.is_none() && deadline.is_some() {
+            self.deadline = deadline;
+            cx.set_deadline(deadline);
+        }
         match progress {
-            Progress::Ended => {
-                shared.conclude(mover, &self.home);
-                self.leave(cx);
-                Step::Done
-            }
-            Progress::Waits | Progress::TurnOver => {
-                let deadline = mover.idle_at();
-                drop(mover);
-                // While bytes move, the deadline that was told before is early: it then looks again.
-                if self.deadline.is_none() && deadline.is_some() {
-                    self.deadline = deadline;
-                    cx.set_deadline(deadline);
-                }
-                match progress {
-                    Progress::TurnOver => Step::Again,
-                    _ => Step::Wait,
-                }
-            }
+            Progress::TurnOver => Step::Again,
+            Progress::Waits => Step::Wait,
         }
     }
 }
@@ -72,7 +69,7 @@ impl Task for OneWayTask {
         let mut mover = shared.lock();
         // Set under the lock, so that whoever ends it later finds the task.
         let _ = shared.key.set(cx.key());
-        mover.may_pipe();
+        mover.direction.carrier_choice.may_pipe();
         let Some([source, destination]) = mover.ends() else {
             return Step::Done;
         };
@@ -86,8 +83,7 @@ impl Task for OneWayTask {
                     .map_err(|error| (Side::B, error))
             });
         if let Err((side, error)) = registered {
-            let errno = error.errno().map_or(0, rustix::io::Errno::raw_os_error);
-            mover.end(Reason::Failed { side, errno });
+            mover.end(Reason::of_error(side, &error));
         }
         drop(mover);
         self.turn(cx, |_| ())

@@ -1,61 +1,62 @@
 //! Which engine is reported for a pair, and why; at the end, what each engine has moved.
 
-use super::Pair;
-use crate::flow::Direction;
-use crate::kernel::KernelEngine;
+use super::Running;
+use crate::direction::Direction;
+use crate::kernel::Profile;
 use crate::name::{EngineChoice, EngineName};
 use crate::session::status::Chosen;
 
 /// The reason if the pair has the engine that was chosen by name, and no byte took another path.
 pub(crate) const BY_NAME: &str = "asked for by name";
 
-impl Pair {
+impl Running {
     /// The engine of a running pair.
     pub(super) fn engine(&self) -> Chosen {
-        if self.taken
-            && let Some(kernel) = &self.kernel
-        {
-            return Chosen::new(kernel.name(), self.why_taken(kernel.as_ref()));
+        match &self.kernel {
+            Some(held) if held.has_taken => {
+                let profile = held.engine.profile();
+                Chosen::new(profile.name, self.why_taken(profile))
+            }
+            _ => self.user_space_engine(),
         }
-        self.user_space_engine()
     }
 
     /// The engine of a pair that has ended: the kernel engine if it moved a byte, otherwise the one
     /// that moved the last bytes. If a kernel engine had or tried the pair, the reason includes how
     /// many bytes user space moved, and why.
     pub(super) fn engine_at_end(&self, user_space_bytes: u64, in_kernel_bytes: u64) -> Chosen {
-        let Some(kernel) = &self.kernel else {
+        let Some(held) = &self.kernel else {
             return self.user_space_engine();
         };
-        let name = kernel.name();
+        let profile = held.engine.profile();
+        let Profile {
+            name,
+            left_to_user_space,
+            ..
+        } = profile;
         let user_space = self.user_space_engine();
         let carriers = match user_space.name {
             EngineName::Pipe => "copy and pipe",
             _ => "copy",
         };
         let total_bytes = user_space_bytes + in_kernel_bytes;
-        if !self.taken {
+        if !held.has_taken {
             let mut used = self.directions.iter().map(Direction::carriers_used);
             if used.any(|used| used.piped || used.no_pipe.is_some()) {
                 return user_space;
             }
             return Chosen {
                 name: user_space.name,
-                why: format!(
-                    "the pair ended before {name} took it: {}",
-                    kernel.left_to_user_space()
-                )
-                .into(),
+                why: format!("the pair ended before {name} took it: {left_to_user_space}").into(),
             };
         }
         match (user_space_bytes, in_kernel_bytes) {
-            (0, _) => Chosen::new(name, self.why_taken(kernel.as_ref())),
+            (0, _) => Chosen::new(*name, self.why_taken(profile)),
             (_, 0) => Chosen {
                 name: user_space.name,
                 why: match (self.choice, user_space.name) {
                     (EngineChoice::Only(_), _) => format!(
-                        "{name} took the pair, but {carriers} moved all {total_bytes} bytes: {}",
-                        kernel.left_to_user_space()
+                        "{name} took the pair, but {carriers} moved all {total_bytes} bytes: {left_to_user_space}"
                     ),
                     (EngineChoice::Auto, EngineName::Pipe) => {
                         format!("a direction moved bulk; {name} took the pair and moved no byte")
@@ -67,21 +68,20 @@ impl Pair {
                 .into(),
             },
             _ => Chosen {
-                name,
+                name: *name,
                 why: format!(
-                    "{}; {carriers} moved {user_space_bytes} of {total_bytes} bytes: {}",
-                    self.why_taken(kernel.as_ref()),
-                    kernel.left_to_user_space()
+                    "{}; {carriers} moved {user_space_bytes} of {total_bytes} bytes: {left_to_user_space}",
+                    self.why_taken(profile),
                 )
                 .into(),
             },
         }
     }
 
-    fn why_taken(&self, kernel: &dyn KernelEngine) -> &'static str {
+    fn why_taken(&self, profile: &Profile) -> &'static str {
         match self.choice {
             EngineChoice::Only(_) => BY_NAME,
-            EngineChoice::Auto => kernel.why_picked(),
+            EngineChoice::Auto => profile.why_picked,
         }
     }
 
@@ -102,7 +102,8 @@ impl Pair {
         };
         let by_name = self.choice != EngineChoice::Auto;
         if let Some(why) = &declined
-            && matches!(name, EngineName::Aio | EngineName::Uring)
+            && by_name
+            && !kernel_by_name
         {
             return Chosen {
                 name,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::Pair;
 use super::aftermath::AftermathTask;
+use super::{Held, Running};
 use crate::endpoint::Endpoint;
 use crate::kernel::DirectionView as _;
 use crate::outcome::{Outcome, Reason, Side};
@@ -16,16 +16,13 @@ use crate::session::status::Chosen;
 const PARTING_MOST: Duration = Duration::from_secs(10);
 const PARTING_LOOK: Duration = Duration::from_millis(5);
 
-impl Pair {
+impl Running {
     /// Ends a pair that has reached its byte limit, once the receiver has all of those bytes.
     ///
     /// A peer may still send. A TCP socket that is closed with unread bytes sends a reset and drops
     /// what it has not sent yet (`__tcp_close`). After EOF the reset does no harm.
-    pub(super) fn part(&mut self, cx: &mut Context<'_>) -> Step {
-        let Some(ends) = &self.ends else {
-            return Step::Done;
-        };
-        let sides = ends.sides();
+    pub(super) fn part(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
+        let sides = self.ends.sides();
         let in_kernel = self.in_kernel_bytes();
         let moved =
             |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
@@ -46,46 +43,43 @@ impl Pair {
             direction.release(cx.carriers());
         }
         if has_all || cx.now() >= until {
-            return self.end(cx, Reason::ByteLimit);
+            return Err(Reason::ByteLimit);
         }
         cx.set_deadline(Some(cx.now() + PARTING_LOOK));
-        Step::Wait
+        Ok(Step::Wait)
     }
 
-    pub(super) fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
+    /// Takes leave of the loop.
+    pub(super) fn leave(&mut self, cx: &mut Context<'_>) {
         // epoll drops a socket when its last descriptor is closed.
-        let shared = self.each_end().iter().filter(|end| end.is_shared());
+        let shared = self.ends.each().iter().filter(|end| end.is_shared());
         shared.for_each(|end| cx.deregister(end));
         for (index, direction) in self.directions.iter_mut().enumerate() {
             direction.release(cx.carriers());
             self.status.meter.set(index, direction.given_bytes());
         }
         cx.carriers().leave();
-        match self.finish(reason) {
-            Some(task) => Step::Become(task),
-            None => Step::Done,
-        }
     }
 
-    /// Closes both ends and reports the reason. Only the first reason counts.
-    fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
-        let ends = self.ends.take()?;
-        let reason = if ends.is_echo() {
+    /// Closes both ends and reports the reason. Returns the task that looks after what remains in
+    /// the kernel, if anything does.
+    pub(super) fn finish(mut self, reason: Reason) -> Option<Box<dyn Task>> {
+        let reason = if self.ends.is_echo() {
             reason.of_echo()
         } else {
             reason
         };
         let mut moved_in_kernel = [0, 0];
-        if let Some(kernel) = &mut self.kernel {
+        if let Some(Held { engine, .. }) = &mut self.kernel {
             #[cfg(test)]
-            let carried = kernel.carried_bytes();
+            let carried = engine.carried_bytes();
             #[cfg(test)]
             self.status
                 .meter
                 .carried_bytes
                 .store(carried, std::sync::atomic::Ordering::Relaxed);
             let directions = self.directions.each_ref().map(|direction| direction as _);
-            moved_in_kernel = kernel.release(ends.sides(), directions);
+            moved_in_kernel = engine.release(self.ends.sides(), directions);
             let by_user_space = [0, 1].map(|index| self.directions[index].given_bytes());
             self.status
                 .meter
@@ -95,15 +89,14 @@ impl Pair {
             (0..2).for_each(|direction| self.status.meter.set_stream(direction, Stream::Ended));
         }
         if reason.is_truncation() {
-            ends.each().iter().for_each(Endpoint::cut);
+            self.ends.each().iter().for_each(Endpoint::cut);
         }
-        drop(ends);
         let Chosen { name, why } =
             self.engine_at_end(self.given_bytes(), moved_in_kernel.into_iter().sum());
+        drop(self.ends);
         let remains = self
             .kernel
-            .take()
-            .and_then(|mut kernel| kernel.closed(reason))
+            .and_then(|mut held| held.engine.closed(reason))
             .map(|left| Box::new(AftermathTask(left)) as Box<dyn Task>);
         let outcome = Outcome {
             reason,
@@ -112,17 +105,10 @@ impl Pair {
             why_engine: why,
             duration: self.joined_at.elapsed(),
         };
-        if let Some(on_end) = self.on_end.take() {
+        if let Some(on_end) = self.on_end {
             on_end(outcome.clone());
         }
         self.status.finish(outcome);
         remains
-    }
-}
-
-/// A pair that is dropped before its loop places it still reports to its handle.
-impl Drop for Pair {
-    fn drop(&mut self) {
-        drop(self.finish(Reason::Shutdown));
     }
 }

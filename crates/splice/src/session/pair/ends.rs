@@ -6,8 +6,8 @@
 
 use splice_base::error::Result;
 
+use crate::direction::{CarrierChoice, Direction};
 use crate::endpoint::Endpoint;
-use crate::flow::{CarrierChoice, Direction};
 use crate::options::Options;
 use crate::outcome::Side;
 

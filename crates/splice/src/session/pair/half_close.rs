@@ -12,8 +12,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::Pair;
-use crate::flow::Direction;
+use super::Running;
+use crate::direction::Direction;
 use crate::kernel::DirectionView as _;
 use crate::reactor::Context;
 
@@ -35,7 +35,7 @@ impl HalfClose {
     }
 }
 
-impl Pair {
+impl Running {
     /// Starts the clock if one direction has just ended.
     pub(super) fn note_ended_stream(&mut self, cx: &mut Context<'_>) {
         let Some(half_close) = &mut self.half_close else {
@@ -62,14 +62,15 @@ impl Pair {
         if look_at.is_none_or(|at| at > now) {
             return false;
         }
-        let last_moved_at = self.last_moved_at(now);
+        let last_moved_at = self.status.meter.moved_at();
         let Some(half_close) = &mut self.half_close else {
             return false;
         };
-        let in_kernel = self.kernel.as_ref();
+        let held = self.kernel.as_ref().filter(|held| held.has_taken);
+        let ended = held.map(|held| held.engine.counters().ended_streams());
         let since = match half_close.ended_at {
             Some(ended_at) => ended_at.max(last_moved_at),
-            None if in_kernel.is_some_and(|kernel| kernel.has_ended_stream()) => last_moved_at,
+            None if ended.is_some_and(|ended| ended.contains(&true)) => last_moved_at,
             None => {
                 // The next deadline is set to a full timeout from now, if the kernel still has the pair.
                 half_close.look_at = None;

@@ -20,85 +20,105 @@
 //!  └──both directions have ended, an error, a timeout, closed, refused by name────┘
 //! ```
 //!
-//! A kernel engine that was chosen by name is tried from the start. `kernel` and `taken` tell the
-//! first three states apart, `parting_until` is set while the pair parts, and `ends` is `None` at
-//! the end. Then the pair reports the reason and closes both ends: in order if both streams have
-//! reached EOF, otherwise with a reset.
+//! A kernel engine that was chosen by name is tried from the start. [`Held`] tells the first three
+//! states apart, and `parting_until` is set while the pair parts. At the end the pair reports the
+//! reason and closes both ends: in order if both streams have reached EOF, otherwise with a reset.
 
 mod aftermath;
+mod carriers;
 mod choice;
 mod ending;
 pub(crate) mod ends;
 mod half_close;
+mod idle;
 pub(crate) mod promotion;
-mod ring;
 mod turn;
 
 use std::borrow::Cow;
-use std::fmt;
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use splice_base::error::Error;
+use std::time::Instant;
 
 pub(crate) use self::choice::BY_NAME;
 use self::ends::Ends;
 use self::half_close::HalfClose;
+use self::idle::Idle;
 use self::promotion::{Promotion, Trigger};
 use super::meter::Stream;
 use super::status::Status;
-use crate::endpoint::Endpoint;
-use crate::flow::{CarrierChoice, Conduit, Direction, Progress, SocketError};
+use crate::direction::{
+    CarrierChoice, CarriersUsed, Conduit, Direction, Progress, SocketError, TURN_READS,
+};
 use crate::kernel::{DirectionView as _, KernelEngine, Watch};
 use crate::limits::Shares;
-use crate::name::{EngineChoice, EngineName};
+use crate::name::EngineChoice;
 use crate::options::Options;
 use crate::outcome::{Outcome, Reason, Side};
-use crate::reactor::{Context, Interest, Readiness, Step, Task};
+use crate::reactor::{Context, Readiness, Step, Task};
 
 /// Called when a pair has ended.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 
-pub(crate) struct Pair {
-    /// `None` once the pair has ended.
-    ends: Option<Ends>,
+/// The task of a pair: nothing once it has ended.
+pub(crate) struct Pair(Option<Running>);
+
+/// A pair that has not ended.
+struct Running {
+    ends: Ends,
     directions: [Direction; 2],
-    registered: bool,
     choice: EngineChoice,
     shares: Shares,
-    /// The kernel engine that has the pair or tries to take it.
-    kernel: Option<Box<dyn KernelEngine>>,
-    /// The loop watches the engine's notifier.
-    is_notified: bool,
-    /// The engine has taken the pair.
-    taken: bool,
+    kernel: Option<Held>,
     /// Why no engine in the kernel has the pair, if one was tried or none may be.
     declined: Option<Box<Cow<'static, str>>>,
-    watch: Watch,
-    /// Whether epoll watches for room: a lane has found none there.
-    room_watched: [bool; 2],
+    /// What epoll watches each end for; `None` before it is registered.
+    watched: [Option<Watch>; 2],
     pipe_after_bytes: u64,
     promotion: Option<Box<dyn Promotion>>,
-    idle_timeout: Option<Duration>,
     byte_limit: Option<u64>,
     joined_at: Instant,
-    moved_at: Instant,
-    // What the pair's one deadline may stand for. While the pair parts, it stands for the next
-    // look.
-    idle_look_at: Option<Instant>,
+    /// With a limit on that: how long no byte has moved.
+    idle: Option<Idle>,
     /// With a limit on that: how long the pair has been half-closed.
     half_close: Option<Box<HalfClose>>,
-    kernel_look_at: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
     /// The byte limit was reached. The receiver has until then to take what was written.
     parting_until: Option<Instant>,
 }
 
-/// How a pair may move into the kernel.
+/// There may be many idle ones.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Pair>() <= 432);
+
+/// A kernel engine that has the pair or tries to take it.
+#[derive(Debug)]
+struct Held {
+    engine: Box<dyn KernelEngine>,
+    /// It has taken the pair.
+    has_taken: bool,
+    /// The loop watches its notifier.
+    is_notified: bool,
+    /// It gets a turn then.
+    look_at: Option<Instant>,
+}
+
+impl Held {
+    /// The engine has had no turn yet.
+    fn new(engine: Box<dyn KernelEngine>) -> Self {
+        Self {
+            engine,
+            has_taken: false,
+            is_notified: false,
+            look_at: None,
+        }
+    }
+}
+
+/// How a pair's bytes are moved, and how it may move into the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
+    /// How user space moves its bytes.
+    pub(crate) carrier: CarrierChoice,
     /// The engine that it has from the start.
     pub(crate) kernel: Option<Box<dyn KernelEngine>>,
     /// The policy that decides on one later.
@@ -116,72 +136,172 @@ impl Pair {
         status: Arc<Status>,
         on_end: Option<OnEnd>,
     ) -> Self {
-        let carrier_choice = match options.engine {
-            EngineChoice::Auto if plan.stays.is_some() => CarrierChoice::Copy,
-            EngineChoice::Auto => CarrierChoice::Adaptive,
-            EngineChoice::Only(EngineName::Pipe) => CarrierChoice::Pipe,
-            EngineChoice::Only(EngineName::Aio) => CarrierChoice::Aio,
-            EngineChoice::Only(EngineName::Uring) => CarrierChoice::Ring,
-            // The kernel engines begin with it.
-            EngineChoice::Only(_) => CarrierChoice::Copy,
-        };
-        let mut directions = ends.directions(carrier_choice);
+        let mut directions = ends.directions(plan.carrier);
         for (side, readiness) in Side::BOTH.into_iter().zip(registered.into_iter().flatten()) {
             directions[side.index()].source_became(readiness);
             directions[ends.across(side).index()].destination_became(readiness);
         }
         let now = Instant::now();
-        let idle_timeout = options.limits.idle_timeout;
         let half_close = options.limits.half_close_timeout;
         let half_close = half_close.filter(|_| !ends.is_echo()).map(HalfClose::new);
-        let pair = Self {
-            ends: Some(ends),
+        let running = Running {
+            ends,
             directions,
-            registered: registered.is_some(),
             choice: options.engine,
             shares: options.limits.shares(),
-            kernel: plan.kernel,
-            is_notified: false,
-            taken: false,
+            kernel: plan.kernel.map(Held::new),
             declined: plan.stays.map(|why| Box::new(why.into())),
-            watch: Watch::Stream,
-            room_watched: [false; 2],
+            watched: registered.map_or([None; 2], |_| [Some(Watch::Stream); 2]),
             pipe_after_bytes: options.promote_after_bytes,
             promotion: plan.promotion,
-            idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
-            moved_at: now,
-            idle_look_at: idle_timeout.and_then(|idle| now.checked_add(idle)),
+            idle: options
+                .limits
+                .idle_timeout
+                .and_then(|after| Idle::new(after, now)),
             half_close: half_close.map(Box::new),
-            kernel_look_at: None,
             status,
             on_end,
             parting_until: None,
         };
-        pair.status.set_engine(pair.engine());
-        pair
+        running.status.set_engine(running.engine());
+        Self(Some(running))
+    }
+
+    /// Does what a running pair does, and ends it if there is a reason to.
+    fn step(
+        &mut self,
+        cx: &mut Context<'_>,
+        act: impl FnOnce(&mut Running, &mut Context<'_>) -> Result<Step, Reason>,
+    ) -> Step {
+        match &mut self.0 {
+            None => Step::Done,
+            Some(running) => match act(running, cx) {
+                Ok(step) => step,
+                Err(reason) => self.end(cx, reason),
+            },
+        }
+    }
+
+    fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
+        let remains = self.0.take().and_then(|mut running| {
+            running.leave(cx);
+            running.finish(reason)
+        });
+        remains.map_or(Step::Done, Step::Become)
+    }
+}
+
+impl Task for Pair {
+    fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        cx.carriers().enter();
+        self.step(cx, Running::start)
+    }
+
+    fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
+        self.step(cx, |running, cx| running.ready(cx, source, readiness))
+    }
+
+    fn resume(&mut self, cx: &mut Context<'_>) -> Step {
+        self.step(cx, Running::pump)
+    }
+
+    fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
+        self.step(cx, Running::deadline_passed)
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        self.step(cx, |running, _| {
+            Err(match running.parting_until {
+                Some(_) => Reason::ByteLimit,
+                None => Reason::Shutdown,
+            })
+        });
+    }
+}
+
+/// A pair that is dropped before its loop places it still reports to its handle.
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if let Some(running) = self.0.take() {
+            drop(running.finish(Reason::Shutdown));
+        }
+    }
+}
+
+impl Running {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
+        self.set_deadline(cx);
+        let watch = self.prepare_carriers(cx)?;
+        self.watch_both(cx, watch)?;
+        if matches!(self.choice, EngineChoice::Only(name) if name.is_in_kernel()) {
+            self.ask(cx, Trigger::Start);
+            if self.kernel.is_none() {
+                return Err(Reason::Refused);
+            }
+        }
+        self.pump(cx)
+    }
+
+    fn ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: u8,
+        readiness: Readiness,
+    ) -> Result<Step, Reason> {
+        let side = self.ends.side(source);
+        self.directions[side.index()].source_became(readiness);
+        self.directions[self.ends.across(side).index()].destination_became(readiness);
+        let step = self.pump(cx)?;
+        // A direction that neither reads nor writes now does not see the error by itself.
+        if readiness.has_error()
+            && let Some(errno) = self.ends.sides()[side.index()].take_error()
+        {
+            return Err(Reason::of_errno(side, errno));
+        }
+        Ok(step)
     }
 
     /// Moves what can move now, in both directions.
-    fn pump(&mut self, cx: &mut Context<'_>) -> Step {
+    fn pump(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
         if self.parting_until.is_some() {
             return self.part(cx);
         }
+        let used_before = self.carriers_used();
+        let pumped = self.pump_both(cx);
+        if used_before != self.carriers_used() {
+            self.status.set_engine(self.engine());
+        }
+        let is_turn_over = match pumped {
+            Err(Reason::ByteLimit) => return self.part(cx),
+            pumped => pumped?,
+        };
+        if self.directions.iter().all(Direction::has_ended) {
+            return Err(Reason::EndOfStream);
+        }
+        self.note_ended_stream(cx);
+        self.watch_room(cx)?;
+        if let Some(promotion) = &self.promotion
+            && promotion.wants(self.given_bytes())
+        {
+            self.ask(cx, Trigger::Moved);
+        }
+        let again = self.kernel_turn(cx)?;
+        Ok(match again || is_turn_over {
+            true => Step::Again,
+            false => Step::Wait,
+        })
+    }
+
+    /// True if a direction's turn is over.
+    fn pump_both(&mut self, cx: &mut Context<'_>) -> Result<bool, Reason> {
         let in_kernel = self.in_kernel_bytes();
         let receive_bytes = self.receive_bytes();
-        let Some(ends) = &self.ends else {
-            return Step::Done;
-        };
-        let sides = ends.sides();
-        let engine_before = (
-            self.directions[0].carriers_used(),
-            self.directions[1].carriers_used(),
-        );
-        let mut turn_over = false;
-        let mut reason = None;
+        let sides = self.ends.sides();
+        let mut is_turn_over = false;
         for from in Side::BOTH {
-            let to = ends.across(from);
+            let to = self.ends.across(from);
             // A duplicate of the descriptor keeps the close from sending EOF.
             let closing =
                 self.directions[from.other().index()].has_ended() && !sides[to.index()].is_shared();
@@ -200,15 +320,15 @@ impl Pair {
                 pipe_after_bytes: self.pipe_after_bytes,
                 byte_limit: limit,
                 receive_bytes,
+                turn_reads: TURN_READS,
                 closing,
             });
             let after = direction.given_bytes();
             if after != before {
                 self.status.meter.set(from.index(), after);
-                self.moved_at = cx.now();
-                self.status.meter.moved(self.moved_at);
+                self.status.meter.moved(cx.now());
                 if from == Side::B && before == 0 {
-                    self.status.meter.moved_first(self.moved_at);
+                    self.status.meter.moved_first(cx.now());
                 }
             }
             let stream = match (
@@ -221,205 +341,77 @@ impl Pair {
             };
             self.status.meter.set_stream(from.index(), stream);
             match progress {
-                Ok(Progress::Waits) => {}
-                Ok(Progress::TurnOver) => turn_over = true,
+                Ok(progress) => is_turn_over |= progress == Progress::TurnOver,
                 Err(SocketError {
                     at_destination,
                     errno,
                 }) => {
                     let side = if at_destination { to } else { from };
-                    let reset_by = self.kernel.as_ref().and_then(|kernel| kernel.reset_by());
-                    reason =
-                        Some(reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset));
-                    break;
+                    let held = self.kernel.as_ref();
+                    let reset_by = held.and_then(|held| held.engine.reset_by());
+                    return Err(
+                        reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset)
+                    );
                 }
             }
             if limit == Some(after) {
-                reason = Some(Reason::ByteLimit);
-                break;
+                return Err(Reason::ByteLimit);
             }
         }
-        if engine_before
-            != (
-                self.directions[0].carriers_used(),
-                self.directions[1].carriers_used(),
-            )
-        {
-            self.status.set_engine(self.engine());
-        }
-        if reason.is_none() && self.directions.iter().all(Direction::has_ended) {
-            reason = Some(Reason::EndOfStream);
-        }
-        if reason.is_none() {
-            self.note_ended_stream(cx);
-        }
-        let reason = reason.or_else(|| self.watch_room(cx));
-        if reason.is_none()
-            && let Some(promotion) = &self.promotion
-            && promotion.wants(self.given_bytes())
-        {
-            self.ask(cx, Trigger::Moved);
-        }
-        match reason {
-            Some(Reason::ByteLimit) => self.part(cx),
-            Some(reason) => self.end(cx, reason),
-            None if self.kernel.is_some() => self.kernel_turn(cx, turn_over),
-            None if turn_over => Step::Again,
-            None => Step::Wait,
-        }
+        Ok(is_turn_over)
     }
 
     fn given_bytes(&self) -> u64 {
         self.directions.iter().map(Direction::given_bytes).sum()
     }
 
-    fn each_end(&self) -> &[Endpoint] {
-        self.ends.as_ref().map_or(&[], Ends::each)
+    fn carriers_used(&self) -> [CarriersUsed; 2] {
+        self.directions.each_ref().map(Direction::carriers_used)
     }
 
-    /// When a byte last moved, by user space or in the kernel.
-    fn last_moved_at(&self, now: Instant) -> Instant {
-        let in_kernel = self
-            .kernel
-            .as_ref()
-            .and_then(|kernel| kernel.counters().moved_at(now));
-        in_kernel.map_or(self.moved_at, |at| at.max(self.moved_at))
+    fn ask_at(&self) -> Option<Instant> {
+        self.promotion.as_ref()?.ask_at()
     }
 
+    /// The pair's one deadline stands for the first of several. While it parts, it stands for the
+    /// next look.
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
-        let promotion = self.promotion.as_ref();
-        let ask_at = promotion.and_then(|promotion| promotion.ask_at());
-        let half_close_look_at = self.half_close_look_at(cx.now());
         let wanted = [
-            self.idle_look_at,
-            half_close_look_at,
-            ask_at,
-            self.kernel_look_at,
+            self.idle.as_ref().map(Idle::look_at),
+            self.half_close_look_at(cx.now()),
+            self.ask_at(),
+            self.kernel.as_ref().and_then(|held| held.look_at),
         ];
         cx.set_deadline(wanted.into_iter().flatten().min());
     }
-}
 
-fn errno_of(error: &Error) -> i32 {
-    let errno = error.os_error().and_then(std::io::Error::raw_os_error);
-    errno.unwrap_or(0)
-}
-
-impl Task for Pair {
-    fn start(&mut self, cx: &mut Context<'_>) -> Step {
-        cx.carriers().enter();
-        self.set_deadline(cx);
-        let interest = if self.choice == EngineChoice::Only(EngineName::Uring) {
-            self.watch = Watch::Ends;
-            Interest::ENDS
-        } else {
-            Interest::STREAM
-        };
-        if self.watch == Watch::Ends
-            && let Some(reason) = self.enter_ring(cx)
-        {
-            return self.end(cx, reason);
-        }
-        if !self.registered {
-            for (source, end) in self.each_end().iter().enumerate() {
-                if let Err(error) = cx.register(end.as_fd(), source as u8, interest) {
-                    let errno = errno_of(&error);
-                    return self.end(
-                        cx,
-                        Reason::Failed {
-                            side: Side::BOTH[source],
-                            errno,
-                        },
-                    );
-                }
-            }
-        }
-        if self.choice == EngineChoice::Only(EngineName::Aio)
-            && let Err(obstacle) = cx.carriers().prepare_aio()
-        {
-            let refusal = EngineName::Aio.unavailable(obstacle);
-            self.declined = Some(Box::new(refusal.to_string().into()));
-            return self.end(cx, Reason::Refused);
-        }
-        if matches!(self.choice, EngineChoice::Only(name) if name.is_in_kernel()) {
-            self.ask(cx, Trigger::Start);
-            if self.kernel.is_none() {
-                return self.end(cx, Reason::Refused);
-            }
-        }
-        self.pump(cx)
-    }
-
-    fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
-        let Some(ends) = &self.ends else {
-            return Step::Done;
-        };
-        let side = ends.side(source);
-        self.directions[side.index()].source_became(readiness);
-        self.directions[ends.across(side).index()].destination_became(readiness);
-        let step = self.pump(cx);
-        // A direction that neither reads nor writes now does not see the error by itself.
-        if readiness.has_error()
-            && let Some(end) = self.each_end().get(side.index())
-            && let Some(errno) = end.take_error()
-        {
-            return self.end(cx, Reason::of_errno(side, errno));
-        }
-        step
-    }
-
-    fn resume(&mut self, cx: &mut Context<'_>) -> Step {
-        self.pump(cx)
-    }
-
-    /// The idle deadline does not move with every byte; it is checked when it passes.
-    fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
+    fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
         let now = cx.now();
         if self.parting_until.is_some() {
             return self.part(cx);
         }
-        if let (Some(timeout), Some(look_at)) = (self.idle_timeout, self.idle_look_at)
-            && look_at <= now
-        {
-            let moved_at = self.last_moved_at(now);
-            if now.saturating_duration_since(moved_at) >= timeout {
-                return self.end(cx, Reason::Idle);
-            }
-            self.idle_look_at = moved_at.checked_add(timeout);
+        if self.is_idle_for_too_long(now) {
+            return Err(Reason::Idle);
         }
         if self.is_half_closed_for_too_long(now) {
-            return self.end(cx, Reason::HalfClosed);
+            return Err(Reason::HalfClosed);
         }
         let mut step = Step::Wait;
-        let promotion = self.promotion.as_ref();
-        let ask_at = promotion.and_then(|promotion| promotion.ask_at());
-        if ask_at.is_some_and(|at| at <= now) {
+        let held = self.kernel.as_mut();
+        let is_engines_turn = held
+            .and_then(|held| held.look_at.take_if(|at| *at <= now))
+            .is_some();
+        let is_to_ask = self.ask_at().is_some_and(|at| at <= now);
+        if is_to_ask {
             self.ask(cx, Trigger::Deadline);
-            step = self.pump(cx);
-        } else if self.kernel_look_at.is_some_and(|at| at <= now) {
-            self.kernel_look_at = None;
-            step = self.pump(cx);
+        }
+        if is_to_ask || is_engines_turn {
+            step = self.pump(cx)?;
         }
         // A parting pair has a deadline of its own.
-        if matches!(step, Step::Wait | Step::Again) && self.parting_until.is_none() {
+        if self.parting_until.is_none() {
             self.set_deadline(cx);
         }
-        step
-    }
-
-    fn close(&mut self, cx: &mut Context<'_>) {
-        let reason = match self.parting_until {
-            Some(_) => Reason::ByteLimit,
-            None => Reason::Shutdown,
-        };
-        self.end(cx, reason);
-    }
-}
-
-impl fmt::Debug for Pair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pair")
-            .field("ends", &self.ends)
-            .finish_non_exhaustive()
+        Ok(step)
     }
 }

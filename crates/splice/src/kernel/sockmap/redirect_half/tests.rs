@@ -13,10 +13,9 @@ use super::super::shared;
 use super::super::tests::{Nobody, forge, missing};
 use super::*;
 use crate::EventLoop;
-use crate::flow::CarrierChoice;
 use std::task::Waker;
 
-use crate::flow::Direction;
+use crate::direction::{CarrierChoice, Direction};
 
 /// Not a round number, and more than the one byte of an end of stream.
 const BYTES: usize = 1_009;

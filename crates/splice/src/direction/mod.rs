@@ -1,4 +1,4 @@
-//! One direction of a pair while user space moves its bytes.
+//! One direction of a pair, or a one-way splice, while user space moves its bytes.
 //!
 //! ```text
 //!                EOF read                 nothing in flight: EOF passed on
@@ -14,17 +14,25 @@
 //! Readiness is edge-triggered. `source_ready` and `destination_ready` hold what the kernel last
 //! reported, and only a system call that would have blocked clears them.
 
-use std::os::fd::AsFd;
+mod carrier_choice;
+mod conduit;
+mod in_flight;
+mod progress;
+
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use super::in_flight::InFlight;
+pub(crate) use self::carrier_choice::{CarrierChoice, CarriersUsed};
+pub(crate) use self::conduit::{Conduit, TURN_READS};
+use self::in_flight::InFlight;
+pub(crate) use self::progress::{Progress, SocketError};
 use crate::carrier::buffer::Size;
+use crate::carrier::peek;
 use crate::carrier::uring::{self, ReadHint};
-use crate::carrier::{Carriers, ReadOutcome, aio};
-use crate::endpoint::{Endpoint, Kind};
+use crate::carrier::{Carriers, ReadOutcome};
+use crate::endpoint::Endpoint;
 use crate::kernel::DirectionView;
-use crate::limits::Shares;
 use crate::reactor::Readiness;
 
 /// How much a direction moves before the others on its loop have their turn, in bytes: four of the
@@ -44,6 +52,9 @@ const BULK_READ_BYTES: usize = 16 << 10;
 /// that does not alternate.
 const SMALL_READ_BYTES: usize = 4 << 10;
 
+/// How long to wait for a destination at a time, in seconds, before it is tried again.
+const SETTLE_LOOK_S: i64 = 1;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Flowing,
@@ -51,67 +62,10 @@ enum State {
     Ended,
 }
 
-/// How a direction picks its carrier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CarrierChoice {
-    /// Always a buffer.
-    Copy,
-    /// Always a pipe.
-    Pipe,
-    /// Always requests to the loop's AIO context.
-    Aio,
-    /// Always a lane of the loop's ring.
-    Ring,
-    /// A pipe while reads bring bulk, once [`Conduit::pipe_after_bytes`] have moved; otherwise a
-    /// buffer.
-    Adaptive,
-}
-
-/// What a direction gets from its pair and its loop, to move bytes.
-pub(crate) struct Conduit<'a> {
-    pub(crate) source: &'a Endpoint,
-    /// In an echo, the source itself.
-    pub(crate) destination: &'a Endpoint,
-    pub(crate) carriers: &'a mut Carriers,
-    pub(crate) shares: Shares,
-    pub(crate) pipe_after_bytes: u64,
-    pub(crate) byte_limit: Option<u64>,
-    /// The size at which the source's receive buffer is fixed, in bytes.
-    pub(crate) receive_bytes: usize,
-    /// The other direction has ended: the close that follows sends EOF by itself.
-    pub(crate) closing: bool,
-}
-
-/// Why a direction has stopped for now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// The direction waits for one of its sockets, or has ended.
-    Waits,
-    /// The direction could go on, but its turn is over.
-    TurnOver,
-}
-
-/// Which carriers have moved a direction's bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CarriersUsed {
-    /// A pipe has moved some of them.
-    pub(crate) piped: bool,
-    /// Why bytes were copied that should have gone through a pipe.
-    pub(crate) no_pipe: Option<Errno>,
-}
-
-/// A fatal error of a system call on a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SocketError {
-    /// The error is on the destination's socket; otherwise on the source's.
-    pub(crate) at_destination: bool,
-    pub(crate) errno: Errno,
-}
-
 #[derive(Debug)]
 pub(crate) struct Direction {
     state: State,
-    carrier_choice: CarrierChoice,
+    pub(crate) carrier_choice: CarrierChoice,
     in_flight: InFlight,
     size: Size,
     source_ready: bool,
@@ -133,7 +87,7 @@ pub(crate) struct Direction {
     next_look_bytes: u64,
     /// The size at which the source's receive buffer was fixed, in bytes, as far as possible; 0
     /// before.
-    source_fixed_bytes: usize,
+    source_fixed_bytes: u32,
     /// The last read brought bulk.
     bulk: bool,
     carriers_used: CarriersUsed,
@@ -145,12 +99,15 @@ impl Direction {
             state: State::Flowing,
             carrier_choice,
             in_flight: InFlight::Empty,
-            size: Size::default(),
-            // The ring reports readiness itself: ask it once.
-            source_ready: carrier_choice == CarrierChoice::Ring,
-            source_needs_further_read: false,
-            urgent: false,
-            destination_ready: carrier_choice == CarrierChoice::Ring,
+            size: match carrier_choice {
+                CarrierChoice::Datagrams(_) => Size::OF_DATAGRAM,
+                _ => Size::default(),
+            },
+            source_ready: carrier_choice.tries_first(),
+            // What arrived before the registration brings no event of its own.
+            source_needs_further_read: carrier_choice.writes_at_once(),
+            urgent: matches!(carrier_choice, CarrierChoice::Peek(peek) if peek.passes_on_urgent),
+            destination_ready: carrier_choice.tries_first(),
             end_seen: false,
             kept_for_end: false,
             taken_bytes: 0,
@@ -221,6 +178,30 @@ impl Direction {
         }
     }
 
+    /// The destination had no room: epoll reports when it has.
+    pub(crate) fn awaits_room(&self) -> bool {
+        !self.destination_ready
+    }
+
+    /// Has the destination take what is in flight. With `waits` it waits as long as the destination
+    /// can take it: to give up would lose it.
+    pub(crate) fn settle(&mut self, destination: BorrowedFd<'_>, waits: bool) {
+        let carriers = &mut Carriers::default();
+        while !self.in_flight.is_empty() {
+            match self
+                .in_flight
+                .drain(self.carrier_choice, destination, carriers)
+            {
+                Ok(count) => self.given_bytes += count as u64,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if peek::has_room(destination, SETTLE_LOOK_S) || waits => {}
+                // A destination that is gone takes nothing, spliced or not.
+                Err(_) => break,
+            }
+        }
+        self.in_flight = InFlight::Empty;
+    }
+
     /// Takes its lane on the loop's ring and keeps it until [`release`](Self::release).
     pub(crate) fn enter(&mut self, lane: uring::Lane) {
         self.in_flight = InFlight::Lane(lane);
@@ -239,18 +220,22 @@ impl Direction {
         let progress = self.advance(conduit);
         // EOF did not follow after all: the turn is over, the destination is full, or the source
         // has failed.
-        if self.kept_for_end && self.state != State::Ended {
-            conduit.destination.push();
+        if self.kept_for_end
+            && self.state != State::Ended
+            && let Some(destination) = conduit.destination.endpoint()
+        {
+            destination.push();
         }
         self.kept_for_end = false;
         progress
     }
 
     fn advance(&mut self, conduit: &mut Conduit<'_>) -> Result<Progress, SocketError> {
-        if self.state == State::Ended || !(self.source_ready || self.in_flight.held() > 0) {
+        if self.state == State::Ended || !self.source_ready && self.in_flight.is_empty() {
             return Ok(Progress::Waits);
         }
         let turn_ends_at = self.given_bytes + TURN_BYTES;
+        let mut reads = 0;
         let progress = loop {
             if !self.drain(conduit)? {
                 break Progress::Waits;
@@ -259,21 +244,25 @@ impl Direction {
                 self.state = State::Ending;
             }
             if self.state == State::Ending {
-                if !conduit.closing {
-                    conduit.destination.end_stream().map_err(at_destination)?;
+                if let Some(destination) = conduit.destination.endpoint()
+                    && !conduit.closing
+                {
+                    let ended = destination.end_stream();
+                    ended.map_err(SocketError::at_destination)?;
                 }
                 self.state = State::Ended;
                 break Progress::Waits;
             }
-            if !self.source_ready || self.taken_bytes >= self.mark_bytes {
+            if !self.can_read() {
                 break Progress::Waits;
             }
-            if self.given_bytes >= turn_ends_at {
+            if self.given_bytes >= turn_ends_at || reads == conduit.turn_reads {
                 break Progress::TurnOver;
             }
+            reads += 1;
             self.fill(conduit)?;
         };
-        if self.in_flight.held() == 0 && self.carrier_choice != CarrierChoice::Ring {
+        if self.in_flight.is_empty() && self.carrier_choice != CarrierChoice::Ring {
             self.put_down(conduit.carriers);
         }
         Ok(progress)
@@ -282,7 +271,7 @@ impl Direction {
     /// Writes what is in flight to the destination. False if the destination is full.
     fn drain(&mut self, conduit: &mut Conduit<'_>) -> Result<bool, SocketError> {
         let end_follows = self.end_follows(conduit);
-        while self.in_flight.held() > 0 {
+        while !self.in_flight.is_empty() {
             if !self.destination_ready {
                 return Ok(false);
             }
@@ -291,13 +280,16 @@ impl Direction {
                     self.kept_for_end = true;
                     buffer.drain_before_end(conduit.destination.as_fd())
                 }
-                in_flight => in_flight.drain(conduit.destination.as_fd(), conduit.carriers),
+                in_flight => {
+                    let destination = conduit.destination.as_fd();
+                    in_flight.drain(self.carrier_choice, destination, conduit.carriers)
+                }
             };
             match given {
                 Ok(count) => self.given_bytes += count as u64,
                 Err(Errno::AGAIN) => self.destination_ready = false,
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(at_destination(errno)),
+                Err(errno) => return Err(SocketError::at_destination(errno)),
             }
         }
         Ok(true)
@@ -312,35 +304,49 @@ impl Direction {
             && self.mark_bytes == u64::MAX
             && conduit.byte_limit.is_none()
             && !conduit.closing
-            // kTLS keeps an unfinished record to itself when the stream is shut down
-            // (`tls_sw_sendmsg`, 6.18): the bytes would be lost.
-            && !conduit.destination.has_upper_protocol()
-            && matches!(conduit.destination.kind(), Kind::Tcp4 | Kind::Tcp6)
+            && self.carrier_choice != CarrierChoice::Aio
+            && conduit
+                .destination
+                .endpoint()
+                .is_some_and(Endpoint::can_hold_for_end)
+    }
+
+    fn can_read(&self) -> bool {
+        self.source_ready
+            && self.taken_bytes < self.mark_bytes
+            && (self.destination_ready || !self.carrier_choice.writes_at_once())
     }
 
     fn fill(&mut self, conduit: &mut Conduit<'_>) -> Result<(), SocketError> {
         let end = conduit.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
+        let most_bytes = self.pick_up(conduit);
+        if most_bytes == 0 {
+            self.destination_ready = false;
+            return Ok(());
+        }
         let hint = ReadHint {
             limit_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
-            carrier_bytes: conduit.shares.carrier_bytes,
+            carrier_bytes: conduit.shares.carrier_bytes.min(most_bytes),
             bulk: self.bulk,
             needs_further_read: self.source_needs_further_read,
+            may_be_urgent: self.urgent,
         };
-        self.pick_up(conduit);
         // These read all that is there, without a limit.
         if matches!(self.in_flight, InFlight::Pipe(_) | InFlight::Lane(_)) {
             self.fix_source(conduit);
         }
         let source = conduit.source.as_fd();
         let onward = self.destination_ready.then(|| conduit.destination.as_fd());
-        match self.in_flight.fill(source, onward, conduit.carriers, hint) {
+        let choice = self.carrier_choice;
+        match self
+            .in_flight
+            .fill(choice, source, onward, conduit.carriers, hint)
+        {
             Ok(ReadOutcome::Bytes(count)) => self.took(count, conduit),
             Ok(ReadOutcome::LastBytes(count)) => {
                 self.took(count, conduit);
-                // A read of a UNIX stream stops after a message that carries a descriptor, and the
-                // kernel does not report that (`unix_stream_read_generic`).
                 self.source_ready =
-                    self.source_needs_further_read || conduit.source.kind() == Kind::Unix;
+                    self.source_needs_further_read || !conduit.source.is_emptied_by_short_read();
             }
             Ok(ReadOutcome::Empty) => {
                 self.urgent = false;
@@ -351,14 +357,11 @@ impl Direction {
             // Before the mark there are bytes still to come: a socket with a BPF program returns
             // EOF while they wait in its backlog (`tcp_bpf_recvmsg_parser`).
             Ok(ReadOutcome::EndOfStream) if self.is_held() => self.source_ready = false,
-            Ok(ReadOutcome::EndOfStream) => self.state = State::Ending,
-            Err(Errno::INTR) => {}
-            Err(errno) => {
-                return Err(SocketError {
-                    at_destination: false,
-                    errno,
-                });
-            }
+            Ok(ReadOutcome::EndOfStream | ReadOutcome::OverLimit) => self.state = State::Ending,
+            Ok(ReadOutcome::NotTaken(Errno::AGAIN)) => self.destination_ready = false,
+            Ok(ReadOutcome::NotTaken(Errno::INTR)) | Err(Errno::INTR) => {}
+            Ok(ReadOutcome::NotTaken(errno)) => return Err(SocketError::at_destination(errno)),
+            Err(errno) => return Err(SocketError::at_source(errno)),
         }
         Ok(())
     }
@@ -367,12 +370,13 @@ impl Direction {
         self.taken_bytes += count as u64;
         if self.taken_bytes >= self.next_look_bytes {
             self.next_look_bytes = self.taken_bytes + LOOK_AT_BUFFERS_BYTES;
-            conduit
-                .source
-                .bound_receive_buffer(conduit.shares.buffer_bytes);
-            conduit
-                .destination
-                .bound_send_buffer(conduit.shares.buffer_bytes);
+            let bytes = conduit.shares.buffer_bytes;
+            if let Some(source) = conduit.source.endpoint() {
+                source.bound_receive_buffer(bytes);
+            }
+            if let Some(destination) = conduit.destination.endpoint() {
+                destination.bound_send_buffer(bytes);
+            }
         }
         if count >= BULK_READ_BYTES {
             self.bulk = true;
@@ -387,56 +391,52 @@ impl Direction {
     /// 6.18). The sender learns of the room within that read, and may fill it before the size can
     /// be checked.
     fn fix_source(&mut self, conduit: &Conduit<'_>) {
-        if self.source_fixed_bytes < conduit.receive_bytes {
-            self.source_fixed_bytes = conduit.receive_bytes;
-            conduit.source.fix_receive_buffer(conduit.receive_bytes);
+        let bytes = u32::try_from(conduit.receive_bytes).unwrap_or(u32::MAX);
+        if let Some(source) = conduit.source.endpoint()
+            && self.source_fixed_bytes < bytes
+        {
+            self.source_fixed_bytes = bytes;
+            source.fix_receive_buffer(conduit.receive_bytes);
         }
     }
 
-    /// Picks an empty carrier for the next read.
-    fn pick_up(&mut self, conduit: &mut Conduit<'_>) {
+    /// Picks an empty carrier for the next read, and returns the most that it may take, in bytes: 0
+    /// if the destination has no room.
+    fn pick_up(&mut self, conduit: &mut Conduit<'_>) -> usize {
+        let is_bulk = self.bulk && !self.urgent;
+        let choice = self.carrier_choice;
+        let (by_pipe, most_bytes) = choice.next_read(conduit, is_bulk, self.given_bytes);
+        let by_pipe = by_pipe && !self.urgent;
         let carriers = &mut *conduit.carriers;
-        let by_pipe = !self.urgent
-            && match self.carrier_choice {
-                CarrierChoice::Ring => return,
-                CarrierChoice::Copy | CarrierChoice::Aio => false,
-                CarrierChoice::Pipe => true,
-                CarrierChoice::Adaptive => {
-                    self.bulk && self.given_bytes >= conduit.pipe_after_bytes
-                }
-            };
-        match (&self.in_flight, by_pipe) {
-            (InFlight::Pipe(_), true) => return,
-            (InFlight::Buffer(buffer), false) if buffer.suits_next() => return,
-            (InFlight::Aio(buffer), false) if buffer.buffer().suits_next() => return,
+        match &self.in_flight {
+            InFlight::Lane(_) => return most_bytes,
+            InFlight::Pipe(_) if by_pipe => return most_bytes,
+            InFlight::Buffer(buffer) if !by_pipe && buffer.suits_next() => return most_bytes,
             _ => self.put_down(carriers),
         }
-        if by_pipe {
-            match carriers.pipes.take() {
-                Ok(pipe) => {
-                    self.carriers_used.piped = true;
-                    self.in_flight = InFlight::Pipe(pipe);
-                    return;
-                }
-                Err(errno) => self.carriers_used.no_pipe = Some(errno),
+        self.in_flight = match by_pipe.then(|| carriers.pipes.take()) {
+            Some(Ok(pipe)) => {
+                self.carriers_used.piped = true;
+                InFlight::Pipe(pipe)
             }
-        }
-        let buffer = carriers.buffers.take(self.size);
-        self.in_flight = match self.carrier_choice {
-            CarrierChoice::Aio => InFlight::Aio(aio::AioBuffer::new(buffer)),
-            _ => InFlight::Buffer(buffer),
+            no_pipe => {
+                let errno = no_pipe.and_then(Result::err);
+                self.carriers_used.no_pipe = errno.or(self.carriers_used.no_pipe);
+                InFlight::Buffer(carriers.buffers.take(self.size))
+            }
         };
+        most_bytes
     }
 
     fn put_down(&mut self, carriers: &mut Carriers) {
-        let buffer = match std::mem::replace(&mut self.in_flight, InFlight::Empty) {
-            InFlight::Empty | InFlight::Lane(_) => return,
-            InFlight::Pipe(pipe) => return carriers.pipes.give_back(pipe),
-            InFlight::Buffer(buffer) => buffer,
-            InFlight::Aio(buffer) => buffer.into_buffer(),
-        };
-        self.size = buffer.next_size();
-        carriers.buffers.give_back(buffer);
+        match std::mem::replace(&mut self.in_flight, InFlight::Empty) {
+            InFlight::Empty | InFlight::Lane(_) => {}
+            InFlight::Pipe(pipe) => carriers.pipes.give_back(pipe),
+            InFlight::Buffer(buffer) => {
+                self.size = buffer.next_size();
+                carriers.buffers.give_back(buffer);
+            }
+        }
     }
 }
 
@@ -462,14 +462,14 @@ impl DirectionView for Direction {
     }
 
     fn has_none_in_flight(&self) -> bool {
-        self.in_flight.held() == 0
+        self.in_flight.is_empty()
     }
 
     fn can_move(&self) -> bool {
-        if self.in_flight.held() > 0 {
-            self.destination_ready
+        if self.in_flight.is_empty() {
+            self.state == State::Flowing && self.can_read()
         } else {
-            self.state == State::Flowing && self.source_ready && self.taken_bytes < self.mark_bytes
+            self.destination_ready
         }
     }
 
@@ -484,12 +484,5 @@ impl DirectionView for Direction {
 
     fn read_again(&mut self) {
         self.source_became(Readiness::READABLE);
-    }
-}
-
-fn at_destination(errno: Errno) -> SocketError {
-    SocketError {
-        at_destination: true,
-        errno,
     }
 }

@@ -1,0 +1,49 @@
+//! What a pair's carriers need from its loop: an AIO context (`carrier/aio/`), or a ring
+//! (`carrier/uring/`).
+
+use super::Running;
+use crate::direction::CarrierChoice;
+use crate::kernel::Watch;
+use crate::outcome::{Reason, Side};
+use crate::reactor::Context;
+
+impl Running {
+    /// Has the loop create what the carriers need, and returns what epoll is to watch: a ring
+    /// reports bytes in its place.
+    pub(super) fn prepare_carriers(&mut self, cx: &mut Context<'_>) -> Result<Watch, Reason> {
+        let prepared = match self.directions[0].carrier_choice {
+            CarrierChoice::Ring => cx.lanes().map(|lanes| {
+                for (direction, lane) in self.directions.iter_mut().zip(lanes) {
+                    direction.enter(lane);
+                }
+                Watch::Ends
+            }),
+            CarrierChoice::Aio => cx.carriers().prepare_aio().map(|()| Watch::Stream),
+            _ => Ok(Watch::Stream),
+        };
+        prepared.map_err(|error| {
+            self.declined = Some(Box::new(error.to_string().into()));
+            Reason::Refused
+        })
+    }
+
+    /// Watches for room with epoll, since the ring does not wait for it. It begins when a lane
+    /// first finds no room, so that a UNIX stream's reader does not wake a relay that needs none.
+    ///
+    /// A direction without room does not read. A receive that was submitted before may have taken
+    /// the source's error, which neither epoll nor the socket reports again.
+    pub(super) fn watch_room(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
+        for from in Side::BOTH {
+            let to = self.ends.across(from);
+            let direction = &self.directions[from.index()];
+            if !direction.is_blocked_on_ring() {
+                continue;
+            }
+            if let Some(errno) = direction.source_error_on_ring(cx.carriers()) {
+                return Err(Reason::of_errno(from, errno));
+            }
+            self.watch(cx, to, Watch::EndsAndRoom)?;
+        }
+        Ok(())
+    }
+}
