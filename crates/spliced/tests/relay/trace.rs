@@ -1,10 +1,12 @@
 //! `spliced trace`: the way of a message, per engine and on a connection of others.
 
+mod beside;
 mod live;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlab::{Need, Process, Scratch, available};
 use serde_json::Value;
@@ -15,6 +17,15 @@ use crate::usage::failure;
 
 /// The message of a trial.
 const SENT_BYTES: i64 = 1000;
+
+/// Ends what runs beside a test.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// What a trace prints, which does not fit into a pipe.
 fn printed(command: &mut Command) -> String {
@@ -364,6 +375,15 @@ fn each_mistake_is_one_sentence() {
         ),
         (&["--connection", "::1:80"], &["without [ and ]"]),
         (&["--connection", ":0"], &["port 0"]),
+        (
+            &["--connection", "cookie:x"],
+            &["no cookie of a socket", "write cookie:"],
+        ),
+        (
+            &["--connection", "10.0.0.1:80-[::1]:9"],
+            &["no connection has both"],
+        ),
+        (&["--full"], &["--connection"]),
         (
             &["--connection", ":70000"],
             &["not a number from 1 to 65535"],
