@@ -182,6 +182,8 @@ pub(crate) enum Way {
     Direct,
     /// A BPF program at the sender, SOCKMAP's "send to local": without TCP.
     SendToLocal,
+    /// As 'spliced bypass' has it: from socket to socket, without TCP, and without a relay.
+    Bypass,
     Copy,
     Pipe,
     Aio,
@@ -191,9 +193,10 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Direct,
         Self::SendToLocal,
+        Self::Bypass,
         Self::Copy,
         Self::Pipe,
         Self::Aio,
@@ -203,17 +206,18 @@ impl Way {
     ];
 
     pub(crate) fn as_str(self) -> &'static str {
-        match self.engine() {
-            Some(engine) => engine.as_str(),
-            None if self == Self::Direct => "direct",
-            None => "send-to-local",
+        match (self, self.engine()) {
+            (_, Some(engine)) => engine.as_str(),
+            (Self::SendToLocal, _) => "send-to-local",
+            (Self::Bypass, _) => "bypass",
+            _ => "direct",
         }
     }
 
     /// The engine of the relay, if there is a relay.
     pub(crate) fn engine(self) -> Option<EngineName> {
         Some(match self {
-            Self::Direct | Self::SendToLocal => return None,
+            Self::Direct | Self::SendToLocal | Self::Bypass => return None,
             Self::Copy => EngineName::Copy,
             Self::Pipe => EngineName::Pipe,
             Self::Aio => EngineName::Aio,

@@ -1,5 +1,6 @@
 //! `spliced trace`: prints the way of one message through the functions of the kernel.
 
+mod bypassed;
 mod interruption;
 mod json;
 mod live;
