@@ -84,7 +84,7 @@ struct trace_event {
 	__u32 cpu;
 	__u32 thread;		/* 0: the idle task of the CPU */
 	__u32 process;
-	__u32 reserved;
+	__u32 call;		/* the same within a system call, of trace_stack.h */
 	__u8 name[TRACE_NAME_BYTES];
 };
 

@@ -236,14 +236,20 @@ static __always_inline bool is_watched(const struct trace_settings *asked, const
 	return false;
 }
 
+static __always_inline bool is_port(const struct trace_end *end, __u16 port)
+{
+	return end->any_port || end->port == port;
+}
+
 static __always_inline bool is_watched_port(const struct trace_settings *asked, __u16 one, __u16 other)
 {
 	__u32 i;
 
 	for (i = 0; i < TRACE_FILTERS && i < asked->count; i++) {
-		const struct trace_end *end = &asked->filters[i].ends[0];
+		const struct trace_end *ends = asked->filters[i].ends;
 
-		if (end->any_port || end->port == one || end->port == other)
+		if ((is_port(&ends[0], one) && is_port(&ends[1], other)) ||
+		    (is_port(&ends[0], other) && is_port(&ends[1], one)))
 			return true;
 	}
 	return false;

@@ -7,7 +7,7 @@
  * the task does there (a system call, an item of work, a softirq), every tracepoint is recorded, but
  * for those of other packets. A system call of the watched process is marked from its beginning.
  */
-#include "trace_connection.h"
+#include "trace_stack.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -34,47 +34,6 @@ struct {
 	__type(value, __u32);
 } softirqs SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, TRACE_NAMES);
-	__type(key, __u32);
-	__type(value, struct trace_symbol);
-} symbols SEC(".maps");
-
-static __always_inline int record(void *ctx, struct trace_state *now, __u32 point, __u64 result,
-			     struct connection *at, struct task_struct *other)
-{
-	struct trace_stack *stack = bpf_ringbuf_reserve(&events, sizeof(*stack), 0);
-	__u64 task = bpf_get_current_pid_tgid();
-
-	if (!stack) {
-		__sync_fetch_and_add(&now->lost, 1);
-		return 0;
-	}
-	__builtin_memset(stack, 0, sizeof(*stack));
-	stack->event.time_ns = bpf_ktime_get_ns();
-	stack->event.result = result;
-	if (at) {
-		__builtin_memcpy(stack->event.local, at->local, sizeof(at->local));
-		__builtin_memcpy(stack->event.remote, at->remote, sizeof(at->remote));
-		stack->event.local_port = at->local_port;
-		stack->event.remote_port = at->remote_port;
-		stack->event.known = 1;
-	}
-	stack->event.function = point;
-	stack->event.cpu = bpf_get_smp_processor_id();
-	stack->event.thread = task;
-	stack->event.process = task >> 32;
-	bpf_get_current_comm(stack->event.name, sizeof(stack->event.name));
-	if (other)
-		BPF_CORE_READ_STR_INTO(&stack->other, other, comm);
-	bpf_get_stack(ctx, stack->frames, sizeof(stack->frames), 0);
-	/* User space looks when it is all over: a wake-up from within the scheduler would be unsafe. */
-	bpf_ringbuf_submit(stack, BPF_RB_NO_WAKEUP);
-	return 0;
-}
-
 /* Threads of the watched process, except for its first one, which only waits for the others. */
 static __always_inline bool is_own(const struct trace_settings *asked)
 {
@@ -83,50 +42,13 @@ static __always_inline bool is_own(const struct trace_settings *asked)
 	return asked->process && task >> 32 == asked->process && (__u32)task != asked->process;
 }
 
-/*
- * Whether a socket may be watched. What nearly all of the host's sockets and packets meet: it reads the fields themselves,
- * which a program at a tracepoint may, and costs a tenth of the comparison of addresses.
- */
-static __always_inline bool may_be_watched(const struct trace_settings *asked, struct sock *sk)
-{
-	return is_watched_port(asked, sk->__sk_common.skc_num, bpf_ntohs(sk->__sk_common.skc_dport));
-}
-
-/* The same of a packet, by its socket or its headers. */
-static __always_inline bool may_have_watched(const struct trace_settings *asked, struct sk_buff *skb)
-{
-	unsigned char *at = skb->head + skb->network_header;
-	__u16 protocol = skb->protocol;
-	struct sock *sk = skb->sk;
-	__u8 headers[IPV6_BYTES + 4];
-	__be16 ports[2];
-
-	if (sk)
-		return may_be_watched(asked, sk);
-	if (protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_probe_read_kernel(headers, IPV4_BYTES + 4, at))
-			return false;
-		/* With options, the ports are elsewhere. */
-		if ((headers[0] & 0xf) * 4 != IPV4_BYTES)
-			return true;
-		__builtin_memcpy(ports, headers + IPV4_BYTES, sizeof(ports));
-	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
-		if (bpf_probe_read_kernel(headers, IPV6_BYTES + 4, at))
-			return false;
-		__builtin_memcpy(ports, headers + IPV6_BYTES, sizeof(ports));
-	} else {
-		return false;
-	}
-	return is_watched_port(asked, bpf_ntohs(ports[0]), bpf_ntohs(ports[1]));
-}
-
 static __always_inline void unmark(struct trace_state *now, __u64 key)
 {
 	if (!bpf_map_delete_elem(&marks, &key))
 		__sync_fetch_and_add(&now->marked, -1);
 }
 
-static __always_inline int seen(void *ctx, __u32 point, __u8 handle, __u64 argument, __u64 result,
+static __always_inline int met(void *ctx, __u32 point, __u8 handle, __u64 argument, __u64 result,
 				struct task_struct *other)
 {
 	struct mark begun = {}, *mark;
@@ -194,14 +116,6 @@ end:
 	return 0;
 }
 
-/* A tracepoint, which of its arguments leads to a socket, and which one is worth to be told. */
-#define POINT(NUMBER, NAME, HANDLE, ARGUMENT, RESULT, OTHER)                                             \
-	SEC("tp_btf/" #NAME)                                                                     \
-	int trace_##NAME(__u64 *ctx)                                                             \
-	{                                                                                        \
-		return seen(ctx, TRACE_##NUMBER, HANDLE, ARGUMENT, RESULT, (void *)(OTHER)); \
-	}
-
 POINT(SYS_ENTER, sys_enter, TRACE_NOTHING, 0, ctx[1], 0)
 POINT(SYS_EXIT, sys_exit, TRACE_NOTHING, 0, ctx[1], 0)
 POINT(SOFTIRQ_ENTRY, softirq_entry, TRACE_NOTHING, 0, 0, 0)
@@ -238,20 +152,4 @@ POINT(IO_URING_TASK_ADD, io_uring_task_add, TRACE_IO_KIOCB, ctx[0], 0, 0)
 POINT(FIB_TABLE_LOOKUP, fib_table_lookup, TRACE_NOTHING, 0, 0, 0)
 POINT(TIMER_START, timer_start, TRACE_NOTHING, 0, 0, 0)
 
-/* Names the functions at the addresses of `symbols`, up to the first that is zero. */
-SEC("syscall")
-int trace_name(void *ctx)
-{
-	struct trace_symbol *symbol;
-	__u32 i, key;
-
-	(void)ctx;
-	for (i = 0; i < TRACE_NAMES; i++) {
-		key = i;
-		symbol = bpf_map_lookup_elem(&symbols, &key);
-		if (!symbol || !symbol->address)
-			break;
-		BPF_SNPRINTF((char *)symbol->name, sizeof(symbol->name), "%ps", symbol->address);
-	}
-	return 0;
-}
+#include "trace_name.h"

@@ -140,6 +140,11 @@ impl Opened {
             })
     }
 
+    /// Whether it has a program of this name.
+    pub(crate) fn has(&self, program: &str) -> bool {
+        self.0.progs().any(|one| one.name() == program)
+    }
+
     /// Leaves out a program, for which this kernel has no place.
     pub(crate) fn leave_out(&mut self, program: &str) -> Result<()> {
         let mut found = self.0.progs_mut().find(|one| one.name() == program);
@@ -223,6 +228,11 @@ impl Object {
             )
         })?;
         Ok(Program::new(name, fd))
+    }
+
+    /// Whether it has a program of this name, be it loaded or left out.
+    pub(crate) fn has(&self, program: &str) -> bool {
+        self.0.progs().any(|one| one.name() == program)
     }
 
     /// Attaches a program to the tracepoint that it is for, until the link is dropped.

@@ -35,6 +35,8 @@ objects! {
     SEGMENT = "segment";
     /// Records which functions of the kernel a message goes through.
     TRACE = "trace";
+    /// Records what the kernel is doing at few tracepoints, beside connections of others.
+    TRACE_LIVE = "trace_live";
     /// Records what the kernel is doing at tracepoints.
     TRACE_STACKS = "trace_stacks";
 }

@@ -635,7 +635,7 @@ pub struct TraceEvent {
     pub cpu: u32,
     pub thread: u32,
     pub process: u32,
-    pub _reserved: u32,
+    pub call: u32,
     pub name: [u8; 16],
 }
 

@@ -53,7 +53,7 @@ const MOST_INSTRUCTIONS: [(&str, u32); 33] = [
 ];
 
 /// Every object that moves bytes, decides about them or records their way.
-const OBJECTS: [(&str, &[u8]); 15] = [
+const OBJECTS: [(&str, &[u8]); 16] = [
     ("admit", objects::ADMIT),
     ("bypass", objects::BYPASS),
     ("bypass_control", objects::BYPASS_CONTROL),
@@ -68,6 +68,7 @@ const OBJECTS: [(&str, &[u8]); 15] = [
     ("redirections", objects::REDIRECTIONS),
     ("segment", objects::SEGMENT),
     ("trace", objects::TRACE),
+    ("trace_live", objects::TRACE_LIVE),
     ("trace_stacks", objects::TRACE_STACKS),
 ];
 
@@ -122,7 +123,7 @@ fn verified(name: &'static str, bytes: &[u8]) -> Result<Option<Object>> {
             opened.aim("trace_entered", TRACED)?;
             opened.aim("trace_left", TRACED)?;
         }
-        if name == "trace_stacks" {
+        if ["trace_live", "trace_stacks"].contains(&name) {
             leave_out_missing(opened, &kernel_types)?;
         }
         Ok(())

@@ -205,10 +205,7 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             signals.leave_to_default()?;
             matrix::run(&args).map(|()| Ended::Well)
         }
-        Command::Trace(args) => {
-            signals.leave_to_default()?;
-            trace::run(&args).map(|()| Ended::Well)
-        }
+        Command::Trace(args) => trace::run(&args, signals).map(|()| Ended::Well),
     }
 }
 

@@ -452,7 +452,10 @@ const ASK_RIGHTS: Section = Section {
 const TRACE_EXIT_STATUS: Section = Section {
     title: "Exit status",
     entries: &[
-        Entry::Item("0", "traced"),
+        Entry::Item(
+            "0",
+            "traced, also if SIGINT or SIGTERM ended it after the first message",
+        ),
         Entry::Item(
             "1",
             "failed while running: a right is missing, no message came, or an engine that was asked for does \
@@ -466,6 +469,6 @@ const TRACE_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Item(
         "CAP_BPF, CAP_PERFMON",
-        "All traces. send-to-local, sockmap and segment need CAP_NET_ADMIN, too.",
+        "All traces. send-to-local, sockmap and segment need CAP_NET_ADMIN, too; bypass and --demo need CAP_SYS_ADMIN.",
     )],
 };

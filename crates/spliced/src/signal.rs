@@ -183,12 +183,12 @@ impl Progress {
 
 /// Distinguishes a new request from the same one again.
 #[derive(Debug, Default)]
-struct StopRequests {
+pub(crate) struct StopRequests {
     last: Option<Instant>,
 }
 
 impl StopRequests {
-    fn is_new(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_new(&mut self, now: Instant) -> bool {
         let is_new = self.last.is_none_or(|last| now - last >= SAME_REQUEST);
         if is_new {
             self.last = Some(now);

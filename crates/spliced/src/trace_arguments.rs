@@ -4,6 +4,7 @@
     reason = "the comments are the program's help, where [::1] is an address"
 )]
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
@@ -46,10 +47,11 @@ pub(crate) struct TraceArgs {
     pub(crate) demo: bool,
 
     /// Trace a connection of others: the address of one end, or of both with - between (10.0.0.1:80, [::1]:80,
-    /// :80, 10.0.0.1:80-10.0.0.2:5000). Up to 8 times: a relay has two connections.
+    /// :80, 10.0.0.1:80-10.0.0.2:5000), or the cookie of a socket (cookie:4711, cookie:0x1267). Up to 8 times: a relay has
+    /// two connections.
     #[arg(long, value_name = "FILTER",
           conflicts_with_all = ["session", "listener", "filter", "config", "control"])]
-    pub(crate) connection: Vec<ConnectionFilter>,
+    pub(crate) connection: Vec<Named>,
 
     /// Trace both connections of the session with this id, as 'spliced sessions' and the logs have it.
     #[arg(long, value_name = "ID", conflicts_with_all = ["listener", "filter"])]
@@ -75,8 +77,18 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "TIME", value_parser = wait, requires = "live")]
     pub(crate) wait: Option<Duration>,
 
+    /// Have the trace of a live connection look wherever that of a trial does. Everything on the host is slower meanwhile.
+    #[arg(long, requires = "live")]
+    pub(crate) full: bool,
+
+    /// How long to attach programs; functions or tracepoints that have none then are named, and missing in the trees
+    /// [default: 5s].
+    #[arg(long, value_name = "TIME", value_parser = wait)]
+    pub(crate) attach_within: Option<Duration>,
+
     /// How to observe the kernel: programs at the entries and exits of its functions, or at its tracepoints,
-    /// where they read the stack of functions [default: functions, or stacks where the kernel forbids that].
+    /// where they read the stack of functions [default: functions for a trial or
+    /// with --full, or stacks where the kernel forbids that; stacks otherwise].
     #[arg(long, value_enum, value_name = "MEANS")]
     pub(crate) means: Option<MeansChoice>,
 
@@ -85,6 +97,13 @@ pub(crate) struct TraceArgs {
     /// call.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A connection as somebody names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Named {
+    Ends(ConnectionFilter),
+    Cookie(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -101,6 +120,35 @@ impl TraceArgs {
             || !self.filter.is_empty()
             || self.which.config.is_some()
             || self.which.control.is_some()
+    }
+}
+
+impl Named {
+    /// # Errors
+    /// If no socket has the cookie.
+    pub(crate) fn filter(&self) -> splice::Result<ConnectionFilter> {
+        match self {
+            Self::Ends(filter) => Ok(*filter),
+            Self::Cookie(cookie) => ConnectionFilter::of_cookie(*cookie),
+        }
+    }
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(cookie) = text.strip_prefix("cookie:") else {
+            let filter = text.parse::<ConnectionFilter>();
+            return filter.map(Self::Ends).map_err(|error| error.to_string());
+        };
+        let number = match cookie.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => cookie.parse(),
+        };
+        number.map(Self::Cookie).map_err(|_| {
+            format!("{cookie:?} is no cookie of a socket; write cookie:4711, or cookie:0x1267 as 'ss -e' shows it behind sk:")
+        })
     }
 }
 
@@ -134,6 +182,8 @@ pub(crate) enum Way {
     Direct,
     /// A BPF program at the sender, SOCKMAP's "send to local": without TCP.
     SendToLocal,
+    /// As 'spliced bypass' has it: from socket to socket, without TCP, and without a relay.
+    Bypass,
     Copy,
     Pipe,
     Aio,
@@ -143,9 +193,10 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Direct,
         Self::SendToLocal,
+        Self::Bypass,
         Self::Copy,
         Self::Pipe,
         Self::Aio,
@@ -155,17 +206,18 @@ impl Way {
     ];
 
     pub(crate) fn as_str(self) -> &'static str {
-        match self.engine() {
-            Some(engine) => engine.as_str(),
-            None if self == Self::Direct => "direct",
-            None => "send-to-local",
+        match (self, self.engine()) {
+            (_, Some(engine)) => engine.as_str(),
+            (Self::SendToLocal, _) => "send-to-local",
+            (Self::Bypass, _) => "bypass",
+            _ => "direct",
         }
     }
 
     /// The engine of the relay, if there is a relay.
     pub(crate) fn engine(self) -> Option<EngineName> {
         Some(match self {
-            Self::Direct | Self::SendToLocal => return None,
+            Self::Direct | Self::SendToLocal | Self::Bypass => return None,
             Self::Copy => EngineName::Copy,
             Self::Pipe => EngineName::Pipe,
             Self::Aio => EngineName::Aio,

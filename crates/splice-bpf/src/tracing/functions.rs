@@ -4,6 +4,7 @@
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::PoisonError;
+use std::time::Instant;
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::libbpf_sys;
@@ -39,6 +40,7 @@ pub struct Traced {
 /// when this is dropped or the process ends.
 pub struct Functions {
     functions: Vec<Traced>,
+    late: Vec<&'static str>,
     /// Before the object, so that nothing records any more when that goes.
     links: Vec<OwnedFd>,
     recording: Recording,
@@ -46,11 +48,11 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Attaches to those of `targets` that this kernel has.
+    /// Attaches to those of `targets` that this kernel has, until `deadline`.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`]
-    pub fn attach(targets: &[Target]) -> Result<Self> {
+    /// [`ErrorKind::BpfRefused`], also if there was no time for a single one.
+    pub fn attach(targets: &[Target], deadline: Instant) -> Result<Self> {
         let kernel = kernel_types()?;
         let known: Vec<_> = targets
             .iter()
@@ -65,12 +67,17 @@ impl Functions {
         })?;
         let mut tracer = Self {
             functions: Vec::new(),
+            late: Vec::new(),
             links: Vec::new(),
             recording: Recording::of(&object)?,
             _object: object,
         };
         let mut last = None;
         for (target, signature) in known {
+            if Instant::now() >= deadline {
+                tracer.late.push(target.name);
+                continue;
+            }
             // The compiler may have left the function without a place to attach to.
             if let Err(error) = tracer.add(*target, &signature) {
                 last = Some(error);
@@ -82,6 +89,7 @@ impl Functions {
                 "no program can be attached to a function of the kernel",
             )
             .with_source(errno)),
+            None if tracer.functions.is_empty() => Err(nothing_in_time()),
             _ => Ok(tracer),
         }
     }
@@ -157,6 +165,11 @@ impl Functions {
         &self.functions
     }
 
+    /// Those for which there was no time.
+    pub fn late(&self) -> &[&'static str] {
+        &self.late
+    }
+
     /// Begins to record what concerns the connections of `filters` (of which only the first
     /// [`WATCHED_MOST`](super::WATCHED_MOST) count), and what tasks of `process` do without a socket.
     ///
@@ -199,6 +212,15 @@ pub(crate) fn kernel_types() -> Result<Btf<'static>> {
             &error,
         )
     })
+}
+
+/// What is told if the time was over before the first program was attached.
+pub(super) fn nothing_in_time() -> Error {
+    Error::new(
+        ErrorKind::BpfRefused,
+        "no program was attached in the time that there was for it",
+    )
+    .with_remedy("give it more time, or try again when this host is less busy")
 }
 
 fn owned(result: i32) -> std::result::Result<OwnedFd, Errno> {

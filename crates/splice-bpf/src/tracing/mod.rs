@@ -11,6 +11,6 @@ pub(crate) use self::functions::kernel_types;
 pub use self::functions::{Functions, Target, Traced};
 pub use self::recording::WATCHED_MOST;
 pub use self::signature::Returned;
-pub use self::stacks::Stacks;
 #[cfg(test)]
 pub(crate) use self::stacks::leave_out_missing;
+pub use self::stacks::{Stacks, Watch};

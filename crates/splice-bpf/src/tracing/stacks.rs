@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Typedef;
 use splice_base::error::{Error, Result};
 
-use super::functions::kernel_types;
+use super::functions::{kernel_types, nothing_in_time};
 use super::recording::Recording;
 use crate::load::{Object, Opened, load};
 use crate::map::Map;
@@ -27,38 +28,70 @@ pub struct Stacks {
     /// Before the object, so that nothing records any more when that goes.
     links: Vec<libbpf_rs::Link>,
     missing: Vec<&'static str>,
+    late: Vec<&'static str>,
+    watch: Watch,
     recording: Recording,
-    marks: Map,
+    /// Of the tasks that are at work for a watched connection, unless only few points are watched.
+    marks: Option<Map>,
     symbols: SharedArray<TraceSymbol>,
     namer: Program,
     names: HashMap<u64, String>,
     _object: Object,
 }
 
+/// At which tracepoints programs are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// At all that are known.
+    Everything,
+    /// At few, for which connections of others pay little.
+    Little,
+}
+
 impl Stacks {
-    /// Attaches to those tracepoints that this kernel has, but for `without`.
+    /// Attaches to those tracepoints that this kernel has, but for `without`, until `deadline`.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused)
-    pub fn attach(without: &[&str]) -> Result<Self> {
+    /// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused), also if there was no time for a single one.
+    pub fn attach(watch: Watch, without: &[&str], deadline: Instant) -> Result<Self> {
+        Self::attach_while(watch, without, || Instant::now() < deadline)
+    }
+
+    fn attach_while(
+        watch: Watch,
+        without: &[&str],
+        mut is_time: impl FnMut() -> bool,
+    ) -> Result<Self> {
         let kernel = kernel_types()?;
-        let object = load("trace_stacks", objects::TRACE_STACKS, |opened| {
-            leave_out_missing(opened, &kernel)
-        })?;
+        let (name, bytes) = match watch {
+            Watch::Everything => ("trace_stacks", objects::TRACE_STACKS),
+            Watch::Little => ("trace_live", objects::TRACE_LIVE),
+        };
+        let object = load(name, bytes, |opened| leave_out_missing(opened, &kernel))?;
         let mut links = Vec::new();
-        let mut missing = Vec::new();
-        for point in trace_point::NAMES {
+        let (mut missing, mut late) = (Vec::new(), Vec::new());
+        let wanted = |point: &&str| object.has(&program_at(point)) && !without.contains(point);
+        for point in trace_point::NAMES.into_iter().filter(wanted) {
             if !is_there(&kernel, point) {
                 missing.push(point);
-            } else if !without.contains(&point) {
+            } else if !is_time() {
+                late.push(point);
+            } else {
                 links.push(object.attach_to_tracepoint(&program_at(point))?);
             }
+        }
+        if links.is_empty() {
+            return Err(nothing_in_time());
         }
         Ok(Self {
             links,
             missing,
+            late,
+            watch,
             recording: Recording::of(&object)?,
-            marks: object.map("marks")?,
+            marks: (watch == Watch::Everything)
+                .then(|| object.map("marks"))
+                .transpose()?,
             symbols: object.map("symbols")?.share_values()?,
             namer: object.program("trace_name")?,
             names: HashMap::new(),
@@ -71,6 +104,11 @@ impl Stacks {
         (trace_point::NAMES.get(usize::from(number))).map_or("", |name| *name)
     }
 
+    /// At which tracepoints it looks.
+    pub fn watch(&self) -> Watch {
+        self.watch
+    }
+
     /// How many tracepoints there are.
     pub fn points(&self) -> usize {
         self.links.len()
@@ -81,6 +119,11 @@ impl Stacks {
         &self.missing
     }
 
+    /// The tracepoints for which there was no time.
+    pub fn late(&self) -> &[&'static str] {
+        &self.late
+    }
+
     /// As [`Functions::start`](super::Functions::start); of `process`, the system calls of all its
     /// threads but the first one are recorded.
     ///
@@ -88,8 +131,10 @@ impl Stacks {
     /// The error of bpf(2).
     pub fn start(&mut self, filters: &[TraceFilter], process: Option<u32>) -> Result<()> {
         // Of tasks that were at work when the last recording stopped.
-        for key in self.marks.keys::<u64>() {
-            self.marks.remove(&key);
+        if let Some(marks) = &self.marks {
+            for key in marks.keys::<u64>() {
+                marks.remove(&key);
+            }
         }
         self.recording.start(filters, process)
     }
@@ -164,8 +209,9 @@ impl fmt::Debug for Stacks {
 /// Leaves out the programs of tracepoints that this kernel does not have.
 pub(crate) fn leave_out_missing(opened: &mut Opened, kernel: &Btf<'_>) -> Result<()> {
     for point in trace_point::NAMES {
-        if !is_there(kernel, point) {
-            opened.leave_out(&program_at(point))?;
+        let program = program_at(point);
+        if opened.has(&program) && !is_there(kernel, point) {
+            opened.leave_out(&program)?;
         }
     }
     Ok(())
@@ -179,4 +225,33 @@ fn is_there(kernel: &Btf<'_>, point: &str) -> bool {
     kernel
         .type_by_name::<Typedef<'_>>(&format!("{TYPE_PREFIX}{point}"))
         .is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_there_was_no_time_for_is_named() {
+        if !netlab::available(netlab::Need::Bpf) {
+            return;
+        }
+        for watch in [Watch::Everything, Watch::Little] {
+            let whole = Stacks::attach_while(watch, &[], || true).expect("attached");
+            assert!(whole.late().is_empty());
+            let mut left = 3;
+            let cut = Stacks::attach_while(watch, &[], || {
+                left -= 1;
+                left >= 0
+            });
+            let cut = cut.expect("attached");
+            assert_eq!((cut.points(), cut.late().len()), (3, whole.points() - 3));
+            let none = Stacks::attach(watch, &[], Instant::now()).expect_err("no time");
+            let said = none.to_string();
+            assert!(
+                said.contains("no program was attached in the time"),
+                "{said}"
+            );
+        }
+    }
 }

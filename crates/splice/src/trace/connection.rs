@@ -7,6 +7,8 @@ use std::str::FromStr;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{TraceEnd, TraceFilter};
 
+use super::cookie::socket_of;
+
 /// One end of a connection; what is left out can be anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct End {
@@ -24,8 +26,8 @@ struct End {
 ///
 /// ```
 /// use splice::trace::ConnectionFilter;
-/// let filter: ConnectionFilter = "10.0.0.1:80-[::1]:5000".parse()?;
-/// assert_eq!(filter.to_string(), "10.0.0.1:80-[::1]:5000");
+/// let filter: ConnectionFilter = "10.0.0.1:80-10.0.0.2:5000".parse()?;
+/// assert_eq!(filter.to_string(), "10.0.0.1:80-10.0.0.2:5000");
 /// # Ok::<(), splice::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,35 @@ impl ConnectionFilter {
                 address: Some(end.ip()),
                 port: Some(end.port()),
             }),
+        }
+    }
+
+    /// The connection of the TCP or UDP socket with this cookie (`SO_COOKIE`) in this thread's network namespace.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::InvalidAddress`] if there is none, or the socket has no port yet.
+    /// - [`ErrorKind::System`] if the kernel does not list its sockets.
+    pub fn of_cookie(cookie: u64) -> Result<Self> {
+        let found = socket_of(cookie)
+            .map_err(|errno| Error::system("cannot list the sockets of this host", errno))?;
+        let lists = "'ss -tuane' lists those there are, behind sk: in hexadecimal digits";
+        let wrong =
+            |what: &str| Error::new(ErrorKind::InvalidAddress, what.to_owned()).with_remedy(lists);
+        match found {
+            None => Err(wrong(&format!(
+                "no TCP or UDP socket of this network namespace has the cookie {cookie}"
+            ))),
+            Some((local, _)) if local.port() == 0 => Err(wrong(&format!(
+                "the socket with the cookie {cookie} has no port yet"
+            ))),
+            Some((local, remote)) if remote.port() == 0 => {
+                let address = Some(local.ip()).filter(|ip| !ip.is_unspecified());
+                let port = Some(local.port());
+                Ok(Self {
+                    ends: [End { address, port }, ANY],
+                })
+            }
+            Some((local, remote)) => Ok(Self::between(local, remote)),
         }
     }
 
@@ -92,6 +123,18 @@ impl FromStr for ConnectionFilter {
             None => [end(text)?, ANY],
             Some((one, other)) => [end(one)?, end(other)?],
         };
+        let families = ends.map(|end| end.address.map(|ip| ip.to_canonical().is_ipv4()));
+        if let [Some(one), Some(other)] = families
+            && one != other
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidAddress,
+                format!("{text:?} has an IPv4 and an IPv6 address, and no connection has both"),
+            )
+            .with_remedy(
+                "write 10.0.0.1:80, [::1]:80 or :80, or two of one family with - between",
+            ));
+        }
         Ok(Self { ends })
     }
 }
@@ -183,6 +226,7 @@ mod tests {
             ("[10.0.0.1]:80", "no IPv6 address"),
             ("10.0.0.1:80-", "no port"),
             (":80-:90-:100", "without ["),
+            ("10.0.0.1:80-[::1]:5000", "no connection has both"),
         ] {
             let error = text
                 .parse::<ConnectionFilter>()

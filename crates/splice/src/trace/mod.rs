@@ -7,16 +7,19 @@
 //! recorder. It needs CAP_BPF and CAP_PERFMON.
 
 mod connection;
+mod cookie;
 mod functions;
 mod stacks;
 mod summary;
 mod tree;
 
+use std::time::{Duration, Instant};
+
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 use splice_base::error::{Error, Result};
 use splice_base::obstacle::{Obstacle, listed};
-use splice_bpf::tracing::{Functions, Stacks, WATCHED_MOST};
+use splice_bpf::tracing::{Functions, Stacks, WATCHED_MOST, Watch};
 use splice_bpf::types::{TraceEvent, TraceStack};
 
 pub use self::connection::ConnectionFilter;
@@ -52,9 +55,18 @@ impl Means {
 pub enum Points {
     /// At each that it knows.
     All,
-    /// Not at those of the memory allocator, which are met most often. Some functions that call it are missing then.
+    /// At few, none of which every system call or softirq meets. Functions that meet none of them are missing then, and
+    /// system calls have no result.
     Sparse,
+    /// The same without the one that only datagrams need.
+    SparseTcp,
 }
+
+/// The tracepoint at which datagrams are received; TCP has another one.
+const OF_DATAGRAMS: &[&str] = &["sock_recv_length"];
+
+/// How long to attach programs. What has none then stays without.
+pub const ATTACH_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 enum Programs {
@@ -69,29 +81,38 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Attaches to the functions that this kernel has, or to its tracepoints.
+    /// Attaches by the means that suit the points: to the functions that this kernel has, or to its tracepoints if it lets
+    /// no program be attached to those, or if there are to be few.
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused), with the remedy.
-    pub fn new(points: Points) -> Result<Self> {
-        Self::with(Means::Functions, points).or_else(|_| Self::with(Means::Stacks, points))
+    pub fn new(points: Points, within: Duration) -> Result<Self> {
+        let begun = Instant::now();
+        match points {
+            Points::Sparse | Points::SparseTcp => Self::with(Means::Stacks, points, within),
+            Points::All => Self::with(Means::Functions, points, within).or_else(|_| {
+                let left = within.saturating_sub(begun.elapsed());
+                Self::with(Means::Stacks, points, left)
+            }),
+        }
     }
 
     /// Attaches by the given means.
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused), with the remedy.
-    pub fn with(means: Means, points: Points) -> Result<Self> {
-        let without = match points {
-            Points::All => &[],
-            Points::Sparse => stacks::MEMORY,
+    pub fn with(means: Means, points: Points, within: Duration) -> Result<Self> {
+        let deadline = Instant::now() + within;
+        let (watch, without) = match points {
+            Points::All => (Watch::Everything, &[][..]),
+            Points::Sparse => (Watch::Little, &[][..]),
+            Points::SparseTcp => (Watch::Little, OF_DATAGRAMS),
         };
         let programs = match means {
-            Means::Functions => Functions::attach(&functions::targets())
+            Means::Functions => Functions::attach(&functions::targets(), deadline)
                 .map(|programs| Programs::Functions(programs, Vec::new())),
-            Means::Stacks => {
-                Stacks::attach(without).map(|programs| Programs::Stacks(programs, Vec::new()))
-            }
+            Means::Stacks => Stacks::attach(watch, without, deadline)
+                .map(|programs| Programs::Stacks(programs, Vec::new())),
         };
         let programs = programs.map_err(|error| refused(&error, means))?;
         Ok(Self { programs })
@@ -117,11 +138,22 @@ impl Recorder {
     pub fn missing(&self) -> Vec<&'static str> {
         match &self.programs {
             Programs::Functions(programs, _) => {
-                let has = |name| programs.functions().iter().any(|one| one.name == name);
+                let has = |name| {
+                    programs.functions().iter().any(|one| one.name == name)
+                        || programs.late().contains(&name)
+                };
                 let names = functions::targets().into_iter().map(|target| target.name);
                 names.filter(|name| !has(*name)).collect()
             }
             Programs::Stacks(programs, _) => programs.missing().to_vec(),
+        }
+    }
+
+    /// The functions or tracepoints for which there was no time.
+    pub fn late(&self) -> &[&'static str] {
+        match &self.programs {
+            Programs::Functions(programs, _) => programs.late(),
+            Programs::Stacks(programs, _) => programs.late(),
         }
     }
 

@@ -1,13 +1,16 @@
 //! Trees from the stacks of functions that were seen at tracepoints.
 //!
 //! Two stacks of one task that begin with the same calls show the same calls. A call is the same if the
-//! function, its caller and the place in the caller are.
+//! function, its caller and the place in the caller are, and the system call that all of it is in.
+//!
+//! Where few tracepoints are watched, none says when an interrupt ends. Then each packet that a device has brought in an
+//! interrupt begins a new one.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::mem;
 
-use splice_bpf::tracing::Stacks;
+use splice_bpf::tracing::{Stacks, Watch};
 use splice_bpf::types::TraceStack;
 
 use super::connection::told;
@@ -65,15 +68,6 @@ const ALLOCATORS: &[&str] = &[
     "allocate_slab",
 ];
 
-/// The tracepoints of the memory allocator.
-pub(super) const MEMORY: &[&str] = &[
-    "kmem_cache_alloc",
-    "kmem_cache_free",
-    "kmalloc",
-    "kfree",
-    "mm_page_alloc",
-];
-
 /// Tracepoints that are moments of the message's way.
 const MOMENTS: &[&str] = &[
     "workqueue_queue_work",
@@ -105,17 +99,24 @@ const TELLING: &[&str] = &[
 /// Parts of the names of system calls that belong to the way although they have no socket.
 const WAITS: &[&str] = &["poll", "io_uring", "io_submit", "io_getevents", "splice"];
 
+/// How functions begin that work on a socket. A wake-up below none of them, such as that of a timer in the same softirq, is
+/// not of the message.
+const OF_SOCKETS: &[&str] = &["sock_", "sk_", "tcp_", "udp_", "udpv6_"];
+
 /// A task on the way: the calls that are open, each with the place in its caller.
 struct Open {
     context: usize,
     calls: Vec<(Call, u64)>,
     /// When the system call began that no function was seen of.
     begun_ns: Option<i64>,
+    /// What tells the system call from others of this task.
+    system_call: u32,
 }
 
 impl Trace {
     /// The trees of stacks, which may be in any order of their tasks.
     pub(super) fn of_stacks(mut events: Vec<TraceStack>, names: &Stacks, lost: u32) -> Self {
+        let watch = names.watch();
         events.sort_by_key(|stack| stack.event.time_ns);
         let mut trace = Self {
             contexts: Vec::new(),
@@ -143,12 +144,13 @@ impl Trace {
                         context: trace.contexts.len() - 1,
                         calls: Vec::new(),
                         begun_ns: None,
+                        system_call: event.call,
                     })
                 }
             };
             let context = &mut trace.contexts[task.context];
             let at_ns = event.time_ns as i64 - origin as i64;
-            task.see(stack, at_ns, path, context);
+            task.see(stack, at_ns, path, watch, context);
         }
         for (_, mut task) in tasks {
             task.close(0, &mut trace.contexts[task.context]);
@@ -218,9 +220,25 @@ fn belongs(call: &Call) -> bool {
 }
 
 impl Open {
-    fn see(&mut self, stack: &TraceStack, at_ns: i64, path: &[(&str, u64)], context: &mut Context) {
+    fn see(
+        &mut self,
+        stack: &TraceStack,
+        at_ns: i64,
+        path: &[(&str, u64)],
+        watch: Watch,
+        context: &mut Context,
+    ) {
         let event = &stack.event;
         let point = Stacks::point(event.function);
+        let is_next = if context.is_interrupted {
+            watch == Watch::Little && point == "netif_receive_skb"
+        } else {
+            self.system_call != event.call
+        };
+        if is_next {
+            self.close(0, context);
+            self.system_call = event.call;
+        }
         match point {
             "sys_enter" => {
                 self.close(0, context);
@@ -271,6 +289,16 @@ impl Open {
                 call.function == *name && called_at == place
             })
             .count();
+        // What is within a window of its task may have nothing to do with the message.
+        let is_of_socket =
+            |(name, _): &(&str, u64)| OF_SOCKETS.iter().any(|of| name.starts_with(of));
+        let is_beside_socket = self.calls[..same].iter().any(|(call, _)| call.has_socket());
+        if watch == Watch::Little
+            && socket.is_none()
+            && !(is_beside_socket && path.iter().any(is_of_socket))
+        {
+            return;
+        }
         self.close(same, context);
         for (name, place) in &path[same..] {
             let begun = if self.calls.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::tree::{Call, Irq, Trace, Value};
 
 /// Functions that copy the bytes of a message, from or to a process's memory, unless a function below does it. So does what
-/// has handed bytes over by `recvmsg` (`sock_recv_length`).
+/// has handed bytes over by `recvmsg` (`sock_recv_length`), and what then looks for the room for further ones.
 const COPIES: &[&str] = &[
     "tcp_sendmsg_locked",
     "udp_sendmsg",
@@ -144,7 +144,10 @@ fn is_at(names: &[&str], call: &Call) -> bool {
 /// Returns whether it copies, itself or below.
 fn mark(call: &mut Call, irq: Option<Irq>, refers: bool) -> bool {
     let is = |names: &[&str]| names.contains(&call.function.as_str());
-    let has_handed_over = call.calls.iter().any(|it| is_at(&["sock_recv_length"], it));
+    let has_handed_over = call.calls.iter().any(|it| {
+        is_at(&["sock_recv_length"], it)
+            || it.function == "tcp_rcv_space_adjust" && call.function == "tcp_recvmsg_locked"
+    });
     let (is_softirq, may_copy) = (is(SOFTIRQS), !refers && (is(COPIES) || has_handed_over));
     let refers = refers || is(REFERS);
     call.irq = if is_softirq { Some(Irq::Soft) } else { irq };

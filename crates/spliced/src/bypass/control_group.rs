@@ -49,7 +49,7 @@ pub(super) fn by_number() -> HashMap<u64, String> {
 }
 
 /// Where file systems of control groups are mounted.
-fn mounted() -> Vec<PathBuf> {
+pub(crate) fn mounted() -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     // mountinfo(5): the fifth field is the place, and the kind of file system is behind a dash.
     let places = mounts.lines().filter_map(|line| {

@@ -8,7 +8,7 @@
 //!                          over; the pins stay for what is unread, and all else goes over TCP
 //! ```
 
-mod control_group;
+pub(crate) mod control_group;
 mod report;
 mod running;
 

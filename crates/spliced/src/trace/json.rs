@@ -13,6 +13,7 @@ pub(super) fn of(observed: &Observed, traces: &[Traced]) -> Value {
         "means": observed.means.as_str(),
         "places": observed.places,
         "missing": observed.missing,
+        "late": observed.late,
         "attached_in_ms": observed.attached_in.as_micros() as f64 / 1e3,
         "traces": traces.iter().map(traced).collect::<Vec<_>>(),
     })

@@ -4,17 +4,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use splice::trace::{CONNECTIONS_MOST, ConnectionFilter, Means, Recorder, Trace};
+use splice::trace::{CONNECTIONS_MOST, ConnectionFilter, Means, Points, Recorder, Trace};
 
+use super::interruption::Interruption;
 use super::{Traced, What};
 use crate::refusal::WrongUsage;
-use crate::trace_arguments::TraceArgs;
+use crate::trace_arguments::{Named, TraceArgs};
 
 /// How long to wait for a message.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// How soon to look for further events.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// How soon to look for further events. Each look wakes this process, on a CPU that others use.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A message is over when no event came for so long, or on a busy connection after the longer time.
 const QUIET: Duration = Duration::from_millis(20);
@@ -26,6 +27,8 @@ pub(super) struct Watched {
     pub(super) filters: Vec<ConnectionFilter>,
     /// What they are, in words.
     pub(super) name: String,
+    /// What everybody on the host pays for.
+    pub(super) points: Points,
     /// They are known, and none can come in the place of one that has ended.
     pub(super) are_known: bool,
 }
@@ -35,22 +38,25 @@ impl Watched {
     ///
     /// # Errors
     /// If there are too many.
-    pub(super) fn connections(filters: &[ConnectionFilter]) -> Result<Self> {
-        if filters.len() > CONNECTIONS_MOST {
+    pub(super) fn connections(named: &[Named]) -> Result<Self> {
+        if named.len() > CONNECTIONS_MOST {
             bail!(WrongUsage::new(format!(
                 "--connection can be given {CONNECTIONS_MOST} times; leave out the others"
             )));
         }
+        let filters: Vec<_> = named.iter().map(Named::filter).collect::<Result<_, _>>()?;
         let names: Vec<_> = filters.iter().map(ToString::to_string).collect();
         Ok(Self {
-            filters: filters.to_vec(),
             name: names.join(" and "),
+            points: Points::Sparse,
             are_known: filters.iter().all(ConnectionFilter::has_both_ends),
+            filters,
         })
     }
 }
 
-/// Traces as many messages as were asked for. If one does not come, the last trace says why.
+/// Traces as many messages as were asked for, or until somebody interrupts it. If one does not come, the last trace says
+/// why.
 ///
 /// # Errors
 /// If not even the first one comes, or the kernel refuses.
@@ -58,13 +64,22 @@ pub(super) fn trace(
     args: &TraceArgs,
     watched: &Watched,
     recorder: &mut Recorder,
+    interruption: &Interruption,
 ) -> Result<Vec<Traced>> {
     let wait = args.wait.unwrap_or(WAIT);
     let mut traces = Vec::new();
     let mut has_ended = false;
-    for number in 1..=args.messages.unwrap_or(1) {
-        let trace = message(watched, has_ended, wait, recorder);
+    let count = args.messages.unwrap_or(1);
+    for number in 1..=count {
+        let Some(trace) = message(watched, has_ended, wait, recorder, interruption).transpose()
+        else {
+            break;
+        };
         let has_failed = trace.is_err();
+        interruption.has_something();
+        if count > 1 && !has_failed {
+            tracing::info!("has message {number} of {count}");
+        }
         // The end may come with the message.
         has_ended |= trace.as_ref().is_ok_and(Trace::has_end);
         if has_failed && number == 1 {
@@ -83,13 +98,14 @@ pub(super) fn trace(
     Ok(traces)
 }
 
-/// The next message. With `has_ended`, a connection has ended before.
+/// The next message, or `None` if somebody has interrupted. With `has_ended`, a connection has ended before.
 fn message(
     watched: &Watched,
     mut has_ended: bool,
     wait: Duration,
     recorder: &mut Recorder,
-) -> Result<Trace> {
+    interruption: &Interruption,
+) -> Result<Option<Trace>> {
     let begin = Instant::now();
     let name = &watched.name;
     loop {
@@ -98,7 +114,11 @@ fn message(
                 "{name} ended before a message passed; name one that goes on ('spliced sessions', ss -tn)"
             );
         }
-        let Some(trace) = recorded(watched, begin + wait, recorder)? else {
+        let recorded = recorded(watched, begin + wait, recorder, interruption)?;
+        if interruption.is_asked() {
+            return Ok(None);
+        }
+        let Some(trace) = recorded else {
             bail!(
                 "no message passed on {name} within {}{}; see that it is a connection of this host (ss -tn), or set a \
                  longer --wait",
@@ -112,17 +132,18 @@ fn message(
         };
         // Entries and exits of functions do not tell what a packet has that no socket gets.
         if trace.has_message() || recorder.means() == Means::Functions {
-            return Ok(trace);
+            return Ok(Some(trace));
         }
         has_ended |= trace.has_end();
     }
 }
 
-/// What happens next, up to a pause; `None` if nothing does until `deadline`.
+/// What happens next, up to a pause; `None` if nothing does until `deadline`, or somebody has interrupted.
 fn recorded(
     watched: &Watched,
     deadline: Instant,
     recorder: &mut Recorder,
+    interruption: &Interruption,
 ) -> Result<Option<Trace>> {
     recorder.start(&watched.filters, false)?;
     let mut events = 0;
@@ -139,6 +160,7 @@ fn recorded(
                 return Ok(Some(recorder.finish_first_message()?));
             }
             None if now >= deadline => return Ok(None),
+            _ if interruption.is_asked() => return Ok(None),
             _ => thread::sleep(LOOK_AGAIN),
         }
     }

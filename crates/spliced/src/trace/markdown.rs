@@ -11,8 +11,8 @@ pub(super) fn of(observed: &Observed, traces: &[Traced]) -> String {
     let mut text = format!(
         "# One message, engine by engine\n\n\
          Printed by `spliced trace --demo` on Linux {}: 1000 bytes from a client to a server. The client, the relay and the \
-         server are each in a network namespace of its own, with a veth pair from one to the next; `direct` and \
-         `send-to-local` have no relay. {}\n\n\
+         server are each in a network namespace of its own, with a veth pair from one to the next; `direct`, \
+         `send-to-local` and `bypass` have no relay. {}\n\n\
          | way | calls | functions | wake-ups | copies | us from device to device |\n|---|---|---|---|---|---|\n",
         rustix::system::uname().release().to_string_lossy(),
         match observed.means {

@@ -1,5 +1,7 @@
 //! `spliced trace`: prints the way of one message through the functions of the kernel.
 
+mod bypassed;
+mod interruption;
 mod json;
 mod live;
 mod markdown;
@@ -12,12 +14,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use splice::trace::{Means, Points, Recorder, Trace};
+use splice::trace::{ATTACH_WITHIN, Means, Points, Recorder, Trace};
 
+use self::interruption::Interruption;
 use self::live::Watched;
 use self::stage::Stage;
 use self::trial::Place;
 use crate::resource_limit::raise_descriptor_limit;
+use crate::signal::Signals;
 use crate::standard_output::print;
 use crate::trace_arguments::{TraceArgs, Way};
 
@@ -47,6 +51,8 @@ struct Observed {
     places: usize,
     /// Where this kernel has none, or takes no program.
     missing: Vec<&'static str>,
+    /// Where there was no time to attach one.
+    late: Vec<&'static str>,
     attached_in: Duration,
 }
 
@@ -60,8 +66,15 @@ impl Observed {
             [] => String::new(),
             names => format!(", but not to {}, which this kernel lacks", names.join(", ")),
         };
+        let late = match &self.late[..] {
+            [] => String::new(),
+            names => format!(
+                "; there was no time for {}, which a longer --attach-within gives",
+                names.join(", ")
+            ),
+        };
         format!(
-            "attached to {} {places} in {} ms{missing}",
+            "attached to {} {places} in {} ms{missing}{late}",
             self.places,
             self.attached_in.as_millis()
         )
@@ -72,7 +85,8 @@ impl Observed {
 ///
 /// # Errors
 /// If the kernel refuses the programs, no message comes, or what was found cannot be printed.
-pub(crate) fn run(args: &TraceArgs) -> Result<()> {
+pub(crate) fn run(args: &TraceArgs, signals: Signals) -> Result<()> {
+    let interruption = Interruption::of(signals)?;
     raise_descriptor_limit(None);
     let watched = match () {
         () if args.asks_for_session() => Some(session::pick(args)?),
@@ -81,30 +95,34 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     };
     let begin = Instant::now();
     // Beside connections of others, everybody on the host is to pay little.
-    let points = match watched {
-        None => Points::All,
-        Some(_) => Points::Sparse,
+    let points = match &watched {
+        Some(watched) if !args.full => watched.points,
+        _ => Points::All,
     };
+    let within = args.attach_within.unwrap_or(ATTACH_WITHIN);
     let mut recorder = match args.means {
-        Some(means) => Recorder::with(means.means(), points)?,
-        None => Recorder::new(points)?,
+        Some(means) => Recorder::with(means.means(), points, within)?,
+        None => Recorder::new(points, within)?,
     };
     let observed = Observed {
         means: recorder.means(),
         places: recorder.places(),
         missing: recorder.missing(),
+        late: recorder.late().to_vec(),
         attached_in: begin.elapsed(),
     };
-    if let Some(watched) = &watched {
-        tracing::info!(
-            "{}; waits for a message on {}",
-            observed.in_words(),
-            watched.name
-        );
-    }
     let traces = match watched {
         None => trials(args, &mut recorder)?,
-        Some(watched) => live::trace(args, &watched, &mut recorder)?,
+        Some(watched) => {
+            // What passes from the line on is seen.
+            recorder.start(&watched.filters, false)?;
+            tracing::info!(
+                "{}; waits for a message on {}",
+                observed.in_words(),
+                watched.name
+            );
+            live::trace(args, &watched, &mut recorder, &interruption)?
+        }
     };
     // Before the text: a reader that does not read would keep the programs attached.
     drop(recorder);

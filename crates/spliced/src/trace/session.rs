@@ -1,7 +1,7 @@
 //! The two connections of a live session of a relay.
 
 use anyhow::{Result, bail};
-use splice::trace::ConnectionFilter;
+use splice::trace::{ConnectionFilter, Points};
 
 use super::live::Watched;
 use crate::command::live_sessions;
@@ -77,6 +77,7 @@ fn watched(row: &Row) -> Result<Watched, String> {
             row.target,
             row.engine.as_deref().unwrap_or("no engine")
         ),
+        points: Points::SparseTcp,
         are_known: true,
     })
 }

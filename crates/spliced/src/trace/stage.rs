@@ -9,6 +9,8 @@ use std::thread;
 use anyhow::{Context as _, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns, unshare};
 
+use super::bypassed::Group;
+
 /// The two networks of a demonstration, each with 24 bits: from RFC 5737, so that nobody takes them for real ones.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const RELAY_TO_CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
@@ -52,10 +54,18 @@ impl Stage {
     /// # Errors
     /// If it cannot be made.
     pub(super) fn to_relay(&self) -> Result<(TcpStream, TcpStream)> {
+        self.to_relay_in(None)
+    }
+
+    /// The same, of sockets in a control group.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(super) fn to_relay_in(&self, group: Option<&Group>) -> Result<(TcpStream, TcpStream)> {
         match self {
-            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None]),
+            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None], group),
             Self::Namespaces { client, relay, .. } => {
-                connection(RELAY_TO_CLIENT, [Some(client), Some(relay)])
+                connection(RELAY_TO_CLIENT, [Some(client), Some(relay)], group)
             }
         }
     }
@@ -66,10 +76,21 @@ impl Stage {
     /// If it cannot be made.
     pub(super) fn to_server(&self) -> Result<(TcpStream, TcpStream)> {
         match self {
-            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None]),
+            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None], None),
             Self::Namespaces { relay, server, .. } => {
-                connection(SERVER, [Some(relay), Some(server)])
+                connection(SERVER, [Some(relay), Some(server)], None)
             }
+        }
+    }
+
+    /// Has this thread be in the client's network.
+    ///
+    /// # Errors
+    /// Of setns(2).
+    pub(super) fn enter_client(&self) -> Result<()> {
+        match self {
+            Self::Loopback => Ok(()),
+            Self::Namespaces { client, .. } => client.enter(),
         }
     }
 
@@ -158,11 +179,12 @@ fn within<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 fn connection(
     host: Ipv4Addr,
     [from, to]: [Option<&Namespace>; 2],
+    group: Option<&Group>,
 ) -> Result<(TcpStream, TcpStream)> {
     const CANNOT: &str = "cannot make a TCP connection; set the interface lo up";
-    let listener = in_namespace(to, || TcpListener::bind((host, 0)).context(CANNOT))?;
+    let listener = at(to, group, || TcpListener::bind((host, 0)).context(CANNOT))?;
     let address: SocketAddr = listener.local_addr().context(CANNOT)?;
-    let one = in_namespace(from, || TcpStream::connect(address).context(CANNOT))?;
+    let one = at(from, group, || TcpStream::connect(address).context(CANNOT))?;
     let own = one.local_addr().context(CANNOT)?;
     let other = loop {
         let (other, peer) = listener.accept().context(CANNOT)?;
@@ -177,11 +199,15 @@ fn connection(
     Ok((one, other))
 }
 
-fn in_namespace<T: Send>(
+fn at<T: Send>(
     namespace: Option<&Namespace>,
+    group: Option<&Group>,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
     within(|| {
+        if let Some(group) = group {
+            group.enter()?;
+        }
         if let Some(namespace) = namespace {
             namespace.enter()?;
         }

@@ -12,7 +12,7 @@ pub(super) fn of(observed: &Observed, traces: &[Traced]) -> String {
     let mut text = match observed.means {
         Means::Functions => "Means: entries and exits of functions.\n",
         Means::Stacks => {
-            "Means: stacks at tracepoints, since this kernel lets no program be attached to its functions.\n\
+            "Means: stacks at tracepoints.\n\
              AT is when a function was first seen, TOOK for how long it was seen, and OWN is that without what it called.\n"
         }
     }
@@ -32,7 +32,39 @@ pub(super) fn of(observed: &Observed, traces: &[Traced]) -> String {
             Ok(trace) => add(&mut text, &title, trace, &traced.places),
         }
     }
+    let summaries: Vec<_> = (traces.iter())
+        .filter(|traced| matches!(traced.what, What::Message(_)))
+        .filter_map(|traced| Some(traced.trace.as_ref().ok()?.summary()))
+        .collect();
+    if summaries.len() > 1 {
+        let _ = writeln!(text, "\n{}", of_all(&summaries));
+    }
     text
+}
+
+/// What several messages have come to.
+fn of_all(summaries: &[Summary]) -> String {
+    let range = |of: &dyn Fn(&Summary) -> Option<u64>, written: &dyn Fn(u64) -> String| {
+        let values = summaries.iter().filter_map(of);
+        let (least, most) = (values.clone().min()?, values.max()?);
+        Some(match least == most {
+            true => written(least),
+            false => format!("{} to {}", written(least), written(most)),
+        })
+    };
+    let number = |of: &dyn Fn(&Summary) -> usize, what: &str| {
+        let range = range(&|it| Some(of(it) as u64), &|number| number.to_string());
+        format!("{} {what}", range.unwrap_or_default())
+    };
+    let devices = range(&|it| it.device_to_device_ns, &micros);
+    format!(
+        "{} messages: {}, {}, {}{}",
+        summaries.len(),
+        number(&|it| it.calls, "calls"),
+        number(&|it| it.wakeups, "wake-ups"),
+        number(&|it| it.copies, "copies"),
+        devices.map_or_else(String::new, |us| format!(", {us} us from device to device")),
+    )
 }
 
 fn add(text: &mut String, title: &str, trace: &Trace, places: &[Place]) {

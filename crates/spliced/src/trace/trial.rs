@@ -18,6 +18,7 @@ use splice::trace::{ConnectionFilter, Recorder, Trace};
 use splice::{Endpoint, EngineChoice, EngineName, EventLoop, Handle, Kind, Options, Remote};
 use splice_sockmap::{MapType, Redirect, Redirections};
 
+use super::bypassed::Bypassed;
 use super::stage::Stage;
 use crate::trace_arguments::Way;
 
@@ -53,6 +54,9 @@ pub(super) fn run(
     recorder: &mut Recorder,
 ) -> Result<(Vec<Place>, Trace)> {
     let deadline = Instant::now() + TRIAL_MOST;
+    if way == Way::Bypass {
+        return bypassed(stage, recorder, deadline);
+    }
     let (client, near) = stage.to_relay()?;
     let mut places = vec![place("client", &client)?];
     let Some(engine) = way.engine() else {
@@ -85,6 +89,37 @@ pub(super) fn run(
         }
         if Instant::now() >= deadline {
             bail!("the engine does not keep the pair: this machine is too busy");
+        }
+    }
+}
+
+/// The same from one socket to the other.
+fn bypassed(
+    stage: &Arc<Stage>,
+    recorder: &mut Recorder,
+    deadline: Instant,
+) -> Result<(Vec<Place>, Trace)> {
+    let bypassed = Bypassed::start()?;
+    let (client, server) = stage.to_relay_in(Some(bypassed.group()))?;
+    let places = vec![place("client", &client)?, place("server", &server)?];
+    // It looks for their networks among those of the threads in its group.
+    let [group, same] = [(); 2].map(|()| bypassed.group().clone());
+    let [one, other] = [(); 2].map(|()| Arc::clone(stage));
+    let enter_client = move || group.enter().and_then(|()| one.enter_client());
+    let enter_server = move || same.enter().and_then(|()| other.enter_relay());
+    let message = Message::within(client, server, enter_client, enter_server)?;
+    loop {
+        let before = bypassed.redirected();
+        for _ in 0..MESSAGES_BEFORE {
+            message.exchange(deadline)?;
+            thread::sleep(PAUSE);
+        }
+        if bypassed.redirected() > before {
+            let trace = message.trace(&[], &places, recorder, deadline)?;
+            return Ok((places, trace));
+        }
+        if Instant::now() >= deadline {
+            bail!("the bypass does not take the connection: this machine is too busy");
         }
     }
 }
@@ -198,7 +233,17 @@ struct Message {
 }
 
 impl Message {
-    fn new(mut client: TcpStream, mut server: TcpStream) -> Result<Self> {
+    fn new(client: TcpStream, server: TcpStream) -> Result<Self> {
+        Self::within(client, server, || Ok(()), || Ok(()))
+    }
+
+    /// The same, with threads that first do what they are given.
+    fn within(
+        mut client: TcpStream,
+        mut server: TcpStream,
+        enter_client: impl FnOnce() -> Result<()> + Send + 'static,
+        enter_server: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<Self> {
         let (send, sends) = channel();
         let (receive, receives) = channel();
         let (tell, received) = channel();
@@ -206,7 +251,8 @@ impl Message {
         let sent = tell.clone();
         let tell_sender = tell_id.clone();
         named("sender", move || {
-            let _ = tell_sender.send((true, gettid().as_raw_nonzero().get()));
+            let id = gettid().as_raw_nonzero().get();
+            let _ = tell_sender.send(enter_client().map(|()| (true, id)));
             for () in sends {
                 if let Err(error) = client.write_all(&[b'm'; MESSAGE_BYTES]) {
                     let _ = sent.send(Err(anyhow!(error).context("cannot send the message")));
@@ -214,7 +260,8 @@ impl Message {
             }
         })?;
         named("receiver", move || {
-            let _ = tell_id.send((false, gettid().as_raw_nonzero().get()));
+            let id = gettid().as_raw_nonzero().get();
+            let _ = tell_id.send(enter_server().map(|()| (false, id)));
             for () in receives {
                 let mut buffer = [0; MESSAGE_BYTES];
                 let mut wait = || -> Result<()> {
@@ -227,7 +274,7 @@ impl Message {
         })?;
         let (mut sender, mut receiver) = (0, 0);
         for _ in 0..2 {
-            match id.recv().context("a thread has ended")? {
+            match id.recv().context("a thread has ended")?? {
                 (true, thread) => sender = thread,
                 (false, thread) => receiver = thread,
             }

@@ -1,10 +1,12 @@
 //! `spliced trace`: the way of a message, per engine and on a connection of others.
 
+mod beside;
 mod live;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlab::{Need, Process, Scratch, available};
 use serde_json::Value;
@@ -15,6 +17,15 @@ use crate::usage::failure;
 
 /// The message of a trial.
 const SENT_BYTES: i64 = 1000;
+
+/// Ends what runs beside a test.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// What a trace prints, which does not fit into a pipe.
 fn printed(command: &mut Command) -> String {
@@ -111,15 +122,68 @@ fn check_summary(trace: &Value, engine: &str) {
     };
     assert_eq!(copies, expected_copies, "{engine}: {summary}");
     let wakeups = match engine {
-        "direct" | "send-to-local" | "segment" => 1,
+        "direct" | "send-to-local" | "bypass" | "segment" => 1,
         _ => 2,
     };
     assert!(number("wakeups") >= wakeups, "{engine}: {summary}");
     assert_eq!(
         summary["device_to_device_us"].as_f64() > Some(0.0),
-        engine != "send-to-local",
+        !["send-to-local", "bypass"].contains(&engine),
         "{engine}: {summary}"
     );
+}
+
+/// Which functions tell the way of an engine from those of others.
+fn check_way(trace: &Value, engine: &str) {
+    let [all, relay, receiver] = ["", "relay", "receiver"].map(|task| functions(trace, task));
+    let sender = functions(trace, "sender");
+    assert!(sender.contains("__sys_sendto"), "{engine}: {sender:?}");
+    assert!(
+        receiver.contains("__sys_recvfrom"),
+        "{engine}: {receiver:?}"
+    );
+    let has = |names: &[&str], among: &BTreeSet<String>| {
+        for name in names {
+            assert!(among.contains(*name), "{engine} without {name}: {among:?}");
+        }
+    };
+    let lacks = |names: &[&str], among: &BTreeSet<String>| {
+        for name in names {
+            assert!(!among.contains(*name), "{engine} with {name}: {among:?}");
+        }
+    };
+    match engine {
+        "direct" => {
+            has(&["tcp_sendmsg", "tcp_v4_rcv", "tcp_recvmsg"], &all);
+            assert!(relay.is_empty(), "{relay:?}");
+        }
+        "send-to-local" => {
+            has(&["tcp_bpf_sendmsg", "tcp_bpf_sendmsg_redir"], &sender);
+            has(&["tcp_bpf_recvmsg"], &receiver);
+            lacks(&["__ip_queue_xmit", "tcp_v4_rcv"], &all);
+        }
+        "bypass" => {
+            has(&["tcp_bpf_sendmsg", "tcp_bpf_sendmsg_redir"], &sender);
+            has(&["tcp_bpf_recvmsg"], &receiver);
+            lacks(&["__ip_queue_xmit", "tcp_v4_rcv"], &all);
+            assert!(relay.is_empty(), "{relay:?}");
+        }
+        "copy" => has(&["tcp_recvmsg", "tcp_sendmsg"], &relay),
+        "pipe" => has(&["tcp_splice_read", "splice_to_socket"], &relay),
+        "aio" => has(&["io_submit_one", "tcp_recvmsg", "tcp_sendmsg"], &relay),
+        "uring" => has(&["io_recv", "io_send"], &relay),
+        "sockmap" => {
+            has(&["sk_psock_verdict_recv"], &all);
+            has(&["sk_psock_backlog"], &functions(trace, "kworker"));
+            lacks(&["tcp_recvmsg", "tcp_sendmsg"], &relay);
+        }
+        "segment" => {
+            has(&["tcp_v4_rcv"], &all);
+            lacks(&["tcp_recvmsg", "tcp_sendmsg"], &relay);
+            lacks(&["sk_psock_backlog"], &all);
+        }
+        other => panic!("{other}"),
+    }
 }
 
 #[test]
@@ -138,6 +202,7 @@ fn each_engine_shows_its_own_way() {
         [
             "direct",
             "send-to-local",
+            "bypass",
             "copy",
             "pipe",
             "aio",
@@ -152,54 +217,20 @@ fn each_engine_shows_its_own_way() {
             // Many systems forbid io_uring.
             continue;
         }
+        if engine == "bypass"
+            && let Some(why) = trace["error"].as_str()
+        {
+            // It needs a tracepoint of Linux 6.3, or a host with control groups of version 2.
+            let lacks = ["sock_recv_length", "control groups of version 2"];
+            assert!(lacks.iter().any(|lack| why.contains(lack)), "{why}");
+            continue;
+        }
         assert!(trace["error"].is_null(), "{engine}: {}", trace["error"]);
         assert_eq!(trace["lost"], 0, "{engine}");
         for context in list(&trace["contexts"]) {
             check_times(&context["calls"], f64::MIN, f64::MAX);
         }
-        let [all, relay, receiver] = ["", "relay", "receiver"].map(|task| functions(trace, task));
-        let sender = functions(trace, "sender");
-        assert!(sender.contains("__sys_sendto"), "{engine}: {sender:?}");
-        assert!(
-            receiver.contains("__sys_recvfrom"),
-            "{engine}: {receiver:?}"
-        );
-        let has = |names: &[&str], among: &BTreeSet<String>| {
-            for name in names {
-                assert!(among.contains(*name), "{engine} without {name}: {among:?}");
-            }
-        };
-        let lacks = |names: &[&str], among: &BTreeSet<String>| {
-            for name in names {
-                assert!(!among.contains(*name), "{engine} with {name}: {among:?}");
-            }
-        };
-        match engine {
-            "direct" => {
-                has(&["tcp_sendmsg", "tcp_v4_rcv", "tcp_recvmsg"], &all);
-                assert!(relay.is_empty(), "{relay:?}");
-            }
-            "send-to-local" => {
-                has(&["tcp_bpf_sendmsg", "tcp_bpf_sendmsg_redir"], &sender);
-                has(&["tcp_bpf_recvmsg"], &receiver);
-                lacks(&["__ip_queue_xmit", "tcp_v4_rcv"], &all);
-            }
-            "copy" => has(&["tcp_recvmsg", "tcp_sendmsg"], &relay),
-            "pipe" => has(&["tcp_splice_read", "splice_to_socket"], &relay),
-            "aio" => has(&["io_submit_one", "tcp_recvmsg", "tcp_sendmsg"], &relay),
-            "uring" => has(&["io_recv", "io_send"], &relay),
-            "sockmap" => {
-                has(&["sk_psock_verdict_recv"], &all);
-                has(&["sk_psock_backlog"], &functions(trace, "kworker"));
-                lacks(&["tcp_recvmsg", "tcp_sendmsg"], &relay);
-            }
-            "segment" => {
-                has(&["tcp_v4_rcv"], &all);
-                lacks(&["tcp_recvmsg", "tcp_sendmsg"], &relay);
-                lacks(&["sk_psock_backlog"], &all);
-            }
-            other => panic!("{other}"),
-        }
+        check_way(trace, engine);
         check_summary(trace, engine);
         let mut received = Vec::new();
         for context in list(&trace["contexts"]) {
@@ -214,6 +245,23 @@ fn each_engine_shows_its_own_way() {
 }
 
 #[test]
+#[ignore = "kernel: lets programs be attached to its functions"]
+fn functions_are_seen_where_the_kernel_lets_them() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let report = report(&["--means", "functions", "--engine", "direct,copy,pipe"]);
+    assert_eq!(report["means"], "functions");
+    for trace in list(&report["traces"]) {
+        assert_eq!(trace["lost"], 0);
+        for context in list(&trace["contexts"]) {
+            check_times(&context["calls"], f64::MIN, f64::MAX);
+        }
+        check_way(trace, text(&trace["engine"]));
+    }
+}
+
+#[test]
 fn the_demonstration_is_a_page_with_a_table_and_a_tree_for_each_way() {
     if !available(Need::Netns) || !available(Need::Bpf) {
         return;
@@ -224,7 +272,7 @@ fn the_demonstration_is_a_page_with_a_table_and_a_tree_for_each_way() {
         text.lines().filter_map(name).collect()
     };
     let before = names(&devices());
-    let ways = ["direct", "copy", "pipe", "sockmap", "segment"];
+    let ways = ["direct", "bypass", "copy", "pipe", "sockmap", "segment"];
     let page = printed(&mut command(&[
         "trace",
         "--demo",
@@ -245,19 +293,16 @@ fn the_demonstration_is_a_page_with_a_table_and_a_tree_for_each_way() {
         }
         let expected = if way == "copy" { "4" } else { "2" };
         assert_eq!(copies, expected, "{cells:?}");
-        assert!(
-            device_to_device
-                .trim()
-                .parse::<f64>()
-                .is_ok_and(|it| it > 0.0),
-            "{cells:?}"
-        );
+        // From socket to socket, there is no device.
+        let has_devices = way != "bypass";
+        let is_time = |text: &str| text.parse::<f64>().is_ok_and(|it| it > 0.0);
+        assert_eq!(is_time(device_to_device.trim()), has_devices, "{cells:?}");
         let (_, tree) = page
             .split_once(&format!("\n## {way}\n\n```\n"))
             .expect("a tree");
         let tree = tree.split("\n```\n").next().expect("its end");
         // The packets go through veth devices.
-        assert!(tree.contains("veth_xmit"), "{way}: {tree}");
+        assert_eq!(tree.contains("veth_xmit"), has_devices, "{way}: {tree}");
         assert_eq!(
             tree.contains("  relay (thread "),
             ["copy", "pipe"].contains(&way),
@@ -364,6 +409,15 @@ fn each_mistake_is_one_sentence() {
         ),
         (&["--connection", "::1:80"], &["without [ and ]"]),
         (&["--connection", ":0"], &["port 0"]),
+        (
+            &["--connection", "cookie:x"],
+            &["no cookie of a socket", "write cookie:"],
+        ),
+        (
+            &["--connection", "10.0.0.1:80-[::1]:9"],
+            &["no connection has both"],
+        ),
+        (&["--full"], &["--connection"]),
         (
             &["--connection", ":70000"],
             &["not a number from 1 to 65535"],

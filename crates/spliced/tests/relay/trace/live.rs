@@ -1,22 +1,23 @@
 //! Messages on connections of others, and in sessions of a relay.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use libbpf_rs::query::ProgInfoIter;
 use netlab::{Need, Process, Scratch, available};
+use rustix::net::sockopt;
 use rustix::process::Signal;
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
-use super::{every_call, functions, list, report, text};
+use super::{Ends, every_call, functions, list, report, text};
 use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::Peer;
@@ -30,23 +31,17 @@ struct Pair {
     server: TcpStream,
 }
 
-/// Ends what runs beside a test.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 impl Pair {
-    /// Both ends have an address that nobody else uses: a filter names one end, and elsewhere on the machine the same
-    /// port may belong to another connection.
     fn new() -> Self {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        let any_port = SocketAddr::from((Ipv4Addr::new(127, 200, high, low), 0));
-        let listener = TcpListener::bind(any_port).expect("a listener");
-        let address = listener.local_addr().expect("an address");
+        Self::to(own_address().into())
+    }
+
+    /// Its listener is at `host`.
+    fn to(host: IpAddr) -> Self {
+        let listener = TcpListener::bind((host, 0)).expect("a listener");
+        let port = listener.local_addr().expect("an address").port();
+        let any_port = SocketAddr::from((own_address(), 0));
+        let address = SocketAddr::from((own_address(), port));
         let client = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         client.bind(&any_port.into()).expect("bound");
         client.connect(&address.into()).expect("connected");
@@ -64,6 +59,128 @@ impl Pair {
 
     fn address(&self) -> String {
         self.client.local_addr().expect("an address").to_string()
+    }
+}
+
+/// An address that nobody else uses: a filter names one end, and elsewhere on the machine the same port may belong to another
+/// connection.
+fn own_address() -> Ipv4Addr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 200, high, low)
+}
+
+/// What is printed of a connection while messages pass on it.
+fn traced(pair: &mut Pair, arguments: &[&str]) -> Value {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let ends = Ends(&over);
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                pair.pass();
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let report = report(arguments);
+        drop(ends);
+        report
+    })
+}
+
+/// The functions in a report of several messages: on a busy machine one may begin or end within a message.
+fn all_functions(report: &Value) -> BTreeSet<String> {
+    let traces = list(&report["traces"]).iter();
+    traces.flat_map(|trace| functions(trace, "")).collect()
+}
+
+/// The ends of all sockets in a report.
+fn ends_of(report: &Value) -> BTreeSet<String> {
+    let mut ends = BTreeSet::new();
+    let traces = list(&report["traces"]).iter();
+    for context in traces.flat_map(|trace| list(&trace["contexts"])) {
+        every_call(&context["calls"], &mut |call| {
+            if !call["socket"].is_null() {
+                let end = |end: &str| text(&call["socket"][end]).to_owned();
+                ends.extend([end("local"), end("remote")]);
+            }
+        });
+    }
+    ends
+}
+
+#[test]
+fn a_connection_is_named_by_the_cookie_of_a_socket() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let mut pair = Pair::new();
+    let server = pair.server.local_addr().expect("an address").to_string();
+    let ours = BTreeSet::from([pair.address(), server]);
+    let cookie = sockopt::socket_cookie(&pair.client).expect("a cookie");
+    let other = sockopt::socket_cookie(&pair.server).expect("a cookie");
+    for name in [format!("cookie:{cookie}"), format!("cookie:{other:#x}")] {
+        assert_eq!(ends_of(&traced(&mut pair, &["--connection", &name])), ours);
+    }
+    drop(pair);
+    let name = format!("cookie:{cookie}");
+    let sentence = failure(&mut command(&["trace", "--connection", &name]), 1);
+    let part = format!("no TCP or UDP socket of this network namespace has the cookie {cookie}");
+    assert!(sentence.contains(&part), "{sentence}");
+}
+
+/// An IPv6 socket may have a peer of IPv4, which is mapped.
+#[test]
+fn a_mapped_address_is_that_of_ipv4() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let mut pair = Pair::to(Ipv6Addr::UNSPECIFIED.into());
+    let server = pair.server.local_addr().expect("an address");
+    assert!(server.is_ipv6(), "{server}");
+    let port = server.port();
+    let ours = BTreeSet::from([pair.address(), format!("{}:{port}", own_address())]);
+    let own = pair.address();
+    let mapped = |address: &str| {
+        let (host, port) = address.rsplit_once(':').expect("a port");
+        format!("[::ffff:{host}]:{port}")
+    };
+    let both = format!("{own}-{}:{port}", own_address());
+    for filter in [both, mapped(&own)] {
+        let report = traced(&mut pair, &["--connection", &filter, "--messages", "3"]);
+        assert_eq!(ends_of(&report), ours, "{filter}");
+        let all = all_functions(&report);
+        for name in ["tcp_sendmsg", "tcp_recvmsg"] {
+            assert!(all.contains(name), "no {name}: {all:?}");
+        }
+    }
+}
+
+/// Others pay for each place, so there are few unless all are asked for.
+#[test]
+fn a_live_trace_looks_at_few_places_unless_told() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let mut pair = Pair::new();
+    let address = pair.address();
+    let mut places = |more: &[&str]| {
+        let arguments = [&["--connection", &address, "--means", "stacks"], more].concat();
+        let report = traced(&mut pair, &arguments);
+        assert_eq!(report["late"], Value::Array(Vec::new()));
+        report["places"].as_u64().expect("a number")
+    };
+    let (few, all) = (places(&[]), places(&["--full"]));
+    assert!(few < 12 && all > 25, "{few} and {all}");
+}
+
+#[test]
+fn a_trace_without_time_to_attach_says_so() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let arguments = ["trace", "--connection", ":9", "--attach-within", "1ns"];
+    let sentence = failure(&mut command(&arguments), 1);
+    for part in ["no program was attached in the time", "give it more time"] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
 }
 
@@ -96,29 +213,16 @@ fn only_the_connection_that_is_asked_for_is_traced() {
         });
         let one = ours[0].clone();
         let both = ours.join("-");
-        let reports = [one, both].map(|filter| report(&["--connection", &filter]));
+        let reports =
+            [one, both].map(|filter| report(&["--connection", &filter, "--messages", "3"]));
         drop(ends);
         for report in reports {
-            let trace = &report["traces"][0];
-            assert!(trace["engine"].is_null());
-            let all = functions(trace, "");
+            assert!(report["traces"][0]["engine"].is_null());
+            let all = all_functions(&report);
             for name in ["__sys_sendto", "tcp_sendmsg", "tcp_recvmsg"] {
                 assert!(all.contains(name), "no {name}: {all:?}");
             }
-            let mut sockets = 0;
-            for context in list(&trace["contexts"]) {
-                every_call(&context["calls"], &mut |call| {
-                    let socket = &call["socket"];
-                    if !socket.is_null() {
-                        sockets += 1;
-                        for end in ["local", "remote"] {
-                            let end = text(&socket[end]).to_owned();
-                            assert!(ours.contains(&end), "{end} is not in {ours:?}");
-                        }
-                    }
-                });
-            }
-            assert!(sockets > 0, "{trace:#}");
+            assert_eq!(ends_of(&report), BTreeSet::from(ours.clone()));
         }
     });
 }
@@ -259,25 +363,14 @@ fn a_session_that_ends_meanwhile_is_told() {
         "--wait",
         "10m",
     ]);
-    let waiting = waiting.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut waiting = Process::spawn(waiting).expect("started");
-    let mut attached = BTreeSet::new();
-    until("the programs are attached", || {
-        let before = std::mem::replace(&mut attached, programs(waiting.id()));
-        thread::sleep(Duration::from_millis(100));
-        attached.len() > 10 && attached == before
-    });
+    let (mut waiting, mut stderr) = self::waiting(waiting.stdout(Stdio::null()));
     session.client.end_stream();
     session.far.expect_end();
     session.far.end_stream();
     session.client.expect_end();
     until("it ends", || waiting.try_wait().expect("waited").is_some());
     let mut said = String::new();
-    let stderr = waiting.child_mut().stderr.take();
-    stderr
-        .expect("a pipe")
-        .read_to_string(&mut said)
-        .expect("text");
+    stderr.read_to_string(&mut said).expect("text");
     let expected = format!("session 1 of {client} with");
     assert!(said.contains(&expected), "{said}");
     assert!(said.contains("ended before a message passed"), "{said}");
@@ -293,14 +386,7 @@ fn a_session_that_ends_with_its_message_is_told() {
     let arguments = ["trace", "--control", &session.control, "--session", "1"];
     let options = ["--messages", "2", "--wait", "10m", "--json"];
     let mut waiting = command(&[&arguments[..], &options].concat());
-    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut waiting = Process::spawn(waiting).expect("started");
-    let mut attached = BTreeSet::new();
-    until("the programs are attached", || {
-        let before = std::mem::replace(&mut attached, programs(waiting.id()));
-        thread::sleep(Duration::from_millis(100));
-        attached.len() > 10 && attached == before
-    });
+    let (mut waiting, _stderr) = self::waiting(waiting.stdout(Stdio::piped()));
     session.pass();
     session.client.reset();
     let mut said = String::new();
@@ -316,6 +402,17 @@ fn a_session_that_ends_with_its_message_is_told() {
     let why = text(&traces[1]["error"]);
     assert!(why.contains("ended before a message passed"), "{why}");
     waiting.wait_at_most(netlab::PATIENCE).expect("it ends");
+}
+
+/// Starts a trace and waits until it says that it waits for a message. Returns what it says after that, too.
+fn waiting(command: &mut Command) -> (Process, BufReader<ChildStderr>) {
+    let mut process = Process::spawn(command.stderr(Stdio::piped())).expect("started");
+    let stderr = process.child_mut().stderr.take().expect("a pipe");
+    let mut stderr = BufReader::new(stderr);
+    let mut said = String::new();
+    stderr.read_line(&mut said).expect("read");
+    assert!(said.contains("waits for a message on"), "{said}");
+    (process, stderr)
 }
 
 /// The ids of the BPF programs that a process has.
@@ -342,14 +439,9 @@ fn nothing_is_left_however_it_ends() {
     let idle = Pair::new();
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let mut waiting = command(&["trace", "--connection", &idle.address(), "--wait", "10m"]);
-        let mut waiting = Process::spawn(waiting.stdout(Stdio::null())).expect("started");
-        // Once all are attached, their number does not change.
-        let mut attached = BTreeSet::new();
-        until("the programs are attached", || {
-            let before = std::mem::replace(&mut attached, programs(waiting.id()));
-            thread::sleep(Duration::from_millis(100));
-            attached.len() > 10 && attached == before
-        });
+        let (mut waiting, _stderr) = self::waiting(waiting.stdout(Stdio::null()));
+        let attached = programs(waiting.id());
+        assert!(!attached.is_empty());
         waiting.signal(signal).expect("a signal");
         until("it ends", || waiting.try_wait().expect("waited").is_some());
         until("its programs are gone", || {
@@ -379,5 +471,58 @@ fn a_silent_connection_is_told() {
         "--wait",
     ] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+}
+
+/// What has come until then is printed, and not lost.
+#[test]
+fn an_interrupted_trace_prints_the_messages_so_far() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let session = Session::of_engine("copy");
+    for signal in [Signal::INT, Signal::TERM] {
+        let arguments = ["trace", "--control", &session.control, "--session", "1"];
+        let options = ["--messages", "100", "--wait", "10m"];
+        let scratch = Scratch::new("trace").expect("a directory");
+        let path = scratch.path().join("printed");
+        let file = File::create(&path).expect("a file");
+        let mut waiting = command(&[&arguments[..], &options].concat());
+        let (mut waiting, mut stderr) = self::waiting(waiting.stdout(file));
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let _ends = Ends(&over);
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    session.pass();
+                    thread::sleep(Duration::from_millis(50));
+                }
+            });
+            for number in [1, 2] {
+                let mut said = String::new();
+                stderr.read_line(&mut said).expect("read");
+                assert!(
+                    said.contains(&format!("has message {number} of 100")),
+                    "{said}"
+                );
+            }
+        });
+        waiting.signal(signal).expect("a signal");
+        let status = waiting.wait_at_most(netlab::PATIENCE).expect("waited");
+        assert_eq!(status.expect("it ends").code(), Some(0));
+        let printed = fs::read_to_string(&path).expect("text");
+        for part in [
+            "\nmessage 1: ",
+            "\nmessage 2: ",
+            " messages: ",
+            "us from device to device",
+        ] {
+            assert!(printed.contains(part), "no {part:?} in {printed}");
+        }
+        let last = printed.lines().last().expect("lines");
+        assert!(
+            last.contains(" messages: ") && last.contains("wake-ups"),
+            "{last}"
+        );
     }
 }
