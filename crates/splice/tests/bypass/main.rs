@@ -3,6 +3,7 @@
 mod beside;
 mod bridge;
 mod calls;
+mod capture;
 mod costs;
 mod crowds;
 mod delivery;
