@@ -1,13 +1,10 @@
 //! Where a trial has its connections: on loopback, or between network namespaces of its own.
 
-use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
-use std::process::{Command, Stdio};
-use std::thread;
+use std::net::{Ipv4Addr, TcpStream};
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use nix::sched::{CloneFlags, setns, unshare};
+use anyhow::Result;
+
+use crate::own_network::{Namespace, connection};
 
 /// The two networks of a demonstration, each with 24 bits: from RFC 5737, so that nobody takes them for real ones.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -26,10 +23,6 @@ pub(super) enum Stage {
         server: Namespace,
     },
 }
-
-/// A network namespace, as long as this is open.
-#[derive(Debug)]
-pub(super) struct Namespace(File);
 
 impl Stage {
     /// Three network namespaces, and a network from one to the next.
@@ -83,108 +76,4 @@ impl Stage {
             Self::Namespaces { relay, .. } => relay.enter(),
         }
     }
-}
-
-impl Namespace {
-    fn new() -> Result<Self> {
-        within(|| {
-            unshare(CloneFlags::CLONE_NEWNET).context(
-                "cannot make a network namespace; run it as root, or give it CAP_SYS_ADMIN",
-            )?;
-            ip("link set lo up")?;
-            let file = File::open("/proc/thread-self/ns/net");
-            file.map(Self)
-                .context("cannot open a network namespace; mount /proc")
-        })
-    }
-
-    fn enter(&self) -> Result<()> {
-        setns(&self.0, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
-    }
-
-    /// A veth pair with an address at each end, whose name there is `name` and `eth0`.
-    fn connect(
-        &self,
-        name: &str,
-        address: Ipv4Addr,
-        other: &Self,
-        other_address: Ipv4Addr,
-    ) -> Result<()> {
-        let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.as_raw_fd());
-        within(|| {
-            self.enter()?;
-            ip(&format!(
-                "link add {name} type veth peer name eth0 netns {path}"
-            ))?;
-            up(name, address)
-        })?;
-        within(|| {
-            other.enter()?;
-            up("eth0", other_address)
-        })
-    }
-}
-
-fn up(device: &str, address: Ipv4Addr) -> Result<()> {
-    ip(&format!("address add {address}/24 dev {device}"))?;
-    ip(&format!("link set {device} up"))
-}
-
-/// Runs ip(8) in the namespace of this thread.
-fn ip(arguments: &str) -> Result<()> {
-    let mut command = Command::new("ip");
-    command
-        .args(arguments.split(' '))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    let output = command.output();
-    let output = output.context("cannot run ip(8); install iproute2")?;
-    if !output.status.success() {
-        let why = String::from_utf8_lossy(&output.stderr);
-        bail!("ip {arguments}: {}", why.trim());
-    }
-    Ok(())
-}
-
-/// Runs `work` in a thread of its own, which may be in another namespace than the others.
-fn within<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    thread::scope(|scope| {
-        let ended = scope.spawn(work).join();
-        ended.unwrap_or_else(|_| Err(anyhow!("a thread has failed")))
-    })
-}
-
-/// Two ends of a connection to `host`: the one that connects, and the one that accepts, each in its namespace.
-fn connection(
-    host: Ipv4Addr,
-    [from, to]: [Option<&Namespace>; 2],
-) -> Result<(TcpStream, TcpStream)> {
-    const CANNOT: &str = "cannot make a TCP connection; set the interface lo up";
-    let listener = in_namespace(to, || TcpListener::bind((host, 0)).context(CANNOT))?;
-    let address: SocketAddr = listener.local_addr().context(CANNOT)?;
-    let one = in_namespace(from, || TcpStream::connect(address).context(CANNOT))?;
-    let own = one.local_addr().context(CANNOT)?;
-    let other = loop {
-        let (other, peer) = listener.accept().context(CANNOT)?;
-        // Anybody may connect, as a port scan does.
-        if peer == own {
-            break other;
-        }
-    };
-    // A message that waits for an ACK would be another way.
-    one.set_nodelay(true).context(CANNOT)?;
-    other.set_nodelay(true).context(CANNOT)?;
-    Ok((one, other))
-}
-
-fn in_namespace<T: Send>(
-    namespace: Option<&Namespace>,
-    work: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
-    within(|| {
-        if let Some(namespace) = namespace {
-            namespace.enter()?;
-        }
-        work()
-    })
 }
