@@ -4,6 +4,7 @@ mod beside;
 mod bridge;
 mod calls;
 mod capture;
+mod contract;
 mod costs;
 mod crowds;
 mod delivery;
