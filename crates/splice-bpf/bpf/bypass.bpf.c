@@ -73,6 +73,14 @@ struct {
 	__uint(max_entries, 1 << 18);
 } bypass_news SEC(".maps");
 
+/* The program of a capture, if there is one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} bypass_captures SEC(".maps");
+
 static const struct bypass_pair empty_pair SEC(".rodata") = {};
 
 /* The first sequence numbers of a socket, in the order of its pair's key, and its role. */
@@ -323,6 +331,18 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 	return BYPASS_NOTHING;
 }
 
+/* Ends the program that has the verdict, with @message as it is, if somebody captures. */
+static __always_inline void captured(struct bypass_settings *settings, struct sk_msg_md *message, __u64 now_ns)
+{
+	__u64 until_ns = settings->capture_until_ns;
+
+	if (!until_ns)
+		return;
+	if ((__s64)(until_ns - now_ns) > 0)
+		bpf_tail_call(message, &bypass_captures, 0);
+	__sync_fetch_and_add(&settings->capture_missed, 1);
+}
+
 SEC("sk_msg")
 int bypass_send(struct sk_msg_md *message)
 {
@@ -333,6 +353,7 @@ int bypass_send(struct sk_msg_md *message)
 	__u32 bytes = message->size;
 	struct bypass_mark *mark;
 	struct bypass_pair *pair;
+	__u64 now_ns;
 	__u32 found;
 
 	if (!sk || !settings)
@@ -351,7 +372,8 @@ int bypass_send(struct sk_msg_md *message)
 		to = &pair->ends[0];
 	}
 	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
-	if (is_stale(&settings->lease, bpf_ktime_get_coarse_ns())) {
+	now_ns = bpf_ktime_get_coarse_ns();
+	if (is_stale(&settings->lease, now_ns)) {
 		found = BYPASS_STALE;
 	} else if (is_unfit(settings, from, to, bytes) &&
 		   __sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE) {
@@ -372,6 +394,7 @@ int bypass_send(struct sk_msg_md *message)
 			from->redirected_messages++;
 			from->burst_messages++;
 			from->obstacle = BYPASS_NOTHING;
+			captured(settings, message, now_ns);
 			return SK_PASS;
 		}
 		from->redirected_bytes -= bytes;
@@ -382,6 +405,7 @@ int bypass_send(struct sk_msg_md *message)
 	from->passed_messages++;
 	if (found == BYPASS_FULL)
 		from->full_messages++;
+	captured(settings, message, now_ns);
 	return SK_PASS;
 }
 

@@ -4,9 +4,10 @@
 #define BYPASS_H
 
 #include "lib/lease.h"
+#include "trace.h"
 
 enum bypass_version {
-	BYPASS_LAYOUT = 4,	/* of everything here that is pinned, and what it means */
+	BYPASS_LAYOUT = 5,	/* of everything here that is pinned, and what it means */
 };
 
 /* The two ends of a connection. */
@@ -147,10 +148,49 @@ struct bypass_settings {
 	__u64 ended_redirected_messages;
 	__u64 ended_redirected_bytes;
 
+	/* Somebody captures messages until then, and says so again and again; 0: nobody. By CLOCK_MONOTONIC. */
+	__u64 capture_until_ns;
+	__u64 capture_missed;	/* messages since it was not said in time, or before there was a program for it */
+
 	__u32 bulk_bytes;	/* longer messages go over TCP, and connections whose messages are longer on average */
 	__u32 least_reads;	/* how often an end has to have read before user space looks at the pair */
 	__u32 stopping;		/* no further connection is taken */
 	__u32 owner;		/* its process */
+};
+
+/* What a capture takes. */
+enum bypass_capture_limit {
+	BYPASS_CAPTURE_MOST = 1 << 16,	/* bytes of a message */
+};
+
+/* A capture takes the messages of connections between these two ends, whichever is the client. */
+struct bypass_capture_setting {
+	struct trace_filter filter;
+	__u32 snap_bytes;	/* of each message */
+	__u32 with_passed;	/* also of members' messages that went over TCP */
+};
+
+/* What a capture has come to. */
+struct bypass_capture_counts {
+	__u64 taken;	/* messages */
+	__u64 lost;	/* there was no room for them */
+	__u64 torn;	/* that have less of their bytes than they should: the kernel had no memory */
+	__u64 reserved;
+};
+
+/* A message that was captured, before its bytes. */
+struct bypass_message {
+	__u64 time_ns;		/* CLOCK_MONOTONIC */
+	__u8 client[16];	/* both addresses as the client has them, mapped into IPv6 */
+	__u8 server[16];
+	__u32 client_port;
+	__u32 server_port;
+	__u32 sender;		/* enum bypass_role */
+	__u32 bytes;
+	__u32 captured;		/* of them are here */
+	__u32 sequence;		/* of its first byte, as if all had gone over TCP */
+	__u32 acknowledged;	/* what the other end has sent */
+	__u32 is_redirected;
 };
 
 /* What user space asks for. */

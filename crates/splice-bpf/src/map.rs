@@ -120,6 +120,16 @@ impl Map {
         self.update_bytes(key, bytes_of(&value), libbpf_sys::BPF_NOEXIST.into())
     }
 
+    /// Puts a program into an array of programs, in the place of another.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn set_program(&self, index: u32, program: &impl AsFd) -> std::result::Result<(), Errno> {
+        // Arrays of programs accept a descriptor as a u32 (`bpf_fd_array_map_update_elem`).
+        let value = program.as_fd().as_raw_fd() as u32;
+        self.update_bytes(&index, bytes_of(&value), libbpf_sys::BPF_ANY.into())
+    }
+
     fn update_bytes<K: Plain>(
         &self,
         key: &K,

@@ -66,6 +66,16 @@ impl Mapping {
         // the reference inside and aligned; `Plain` makes any bytes a valid value.
         unsafe { start.cast().as_ref() }
     }
+
+    /// Bytes that nobody writes to while the result is borrowed.
+    fn bytes(&self, offset: usize, count: usize) -> &[u8] {
+        assert!(offset + count <= self.bytes);
+        // SAFETY: the assertion keeps it inside the mapping.
+        let start = unsafe { self.start.add(offset) };
+        // SAFETY: the mapping lives as long as `self`, the assertion keeps the slice inside, and any byte is a valid one. The
+        // caller has made sure that it does not change.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), count) }
+    }
 }
 
 impl Drop for Mapping {
@@ -138,6 +148,11 @@ impl RingBuffer {
 
     /// Consumes all complete records, each of which begins with a `T`.
     pub fn take_values<T: Plain>(&mut self, mut record: impl FnMut(&T)) {
+        self.take_records(|value, _| record(value));
+    }
+
+    /// The same, with the bytes that are behind the `T` in each.
+    pub fn take_records<T: Plain>(&mut self, mut record: impl FnMut(&T, &[u8])) {
         let data_begins = page_size();
         let consumed = self.consumer.at::<AtomicPosition>(0);
         let produced = self.producer.at::<AtomicPosition>(0);
@@ -152,7 +167,10 @@ impl RingBuffer {
             let bytes = (length & !RINGBUF_DISCARD_BIT) as usize;
             if length & RINGBUF_DISCARD_BIT == 0 && bytes >= size_of::<T>() {
                 // Nobody writes to a complete record until its place is given back below.
-                record(self.producer.at::<T>(offset + RINGBUF_HEADER_BYTES));
+                let begin = offset + RINGBUF_HEADER_BYTES;
+                let rest = bytes - size_of::<T>();
+                let rest = self.producer.bytes(begin + size_of::<T>(), rest);
+                record(self.producer.at::<T>(begin), rest);
             }
             position += (RINGBUF_HEADER_BYTES + bytes).next_multiple_of(8);
             consumed.0.store(position, Ordering::Release);

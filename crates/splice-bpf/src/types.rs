@@ -370,6 +370,69 @@ const _: () = assert!(size_of::<BypassQuestion>() == 40);
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassQuestion {}
 
+/// `struct trace_end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TraceEnd {
+    pub address: [u8; 16],
+    pub port: u16,
+    pub any_address: u8,
+    pub any_port: u8,
+}
+
+const _: () = assert!(size_of::<TraceEnd>() == 20);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceEnd {}
+
+/// `struct trace_filter`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TraceFilter {
+    pub ends: [TraceEnd; 2],
+}
+
+const _: () = assert!(size_of::<TraceFilter>() == 40);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceFilter {}
+
+/// `struct bypass_capture_setting`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BypassCaptureSetting {
+    pub filter: TraceFilter,
+    pub snap_bytes: u32,
+    pub with_passed: u32,
+}
+
+const _: () = assert!(size_of::<BypassCaptureSetting>() == 48);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassCaptureSetting {}
+
+/// `struct bypass_message`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BypassMessage {
+    pub time_ns: u64,
+    pub client: [u8; 16],
+    pub server: [u8; 16],
+    pub client_port: u32,
+    pub server_port: u32,
+    pub sender: u32,
+    pub bytes: u32,
+    pub captured: u32,
+    pub sequence: u32,
+    pub acknowledged: u32,
+    pub is_redirected: u32,
+}
+
+const _: () = assert!(size_of::<BypassMessage>() == 72);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassMessage {}
+
 /// `struct caught_connection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
@@ -577,33 +640,6 @@ const _: () = assert!(size_of::<MeshInspection>() == 32);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for MeshInspection {}
-
-/// `struct trace_end`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct TraceEnd {
-    pub address: [u8; 16],
-    pub port: u16,
-    pub any_address: u8,
-    pub any_port: u8,
-}
-
-const _: () = assert!(size_of::<TraceEnd>() == 20);
-#[allow(unsafe_code, reason = "see the comment")]
-// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
-unsafe impl Plain for TraceEnd {}
-
-/// `struct trace_filter`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct TraceFilter {
-    pub ends: [TraceEnd; 2],
-}
-
-const _: () = assert!(size_of::<TraceFilter>() == 40);
-#[allow(unsafe_code, reason = "see the comment")]
-// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
-unsafe impl Plain for TraceFilter {}
 
 /// `struct trace_settings`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -886,16 +922,33 @@ pub struct BypassSettings {
     pub ended_sends: AtomicU64,
     pub ended_redirected_messages: AtomicU64,
     pub ended_redirected_bytes: AtomicU64,
+    pub capture_until_ns: AtomicU64,
+    pub capture_missed: AtomicU64,
     pub bulk_bytes: AtomicU32,
     pub least_reads: AtomicU32,
     pub stopping: AtomicU32,
     pub owner: AtomicU32,
 }
 
-const _: () = assert!(size_of::<BypassSettings>() == 96);
+const _: () = assert!(size_of::<BypassSettings>() == 112);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassSettings {}
+
+/// `struct bypass_capture_counts`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct BypassCaptureCounts {
+    pub taken: AtomicU64,
+    pub lost: AtomicU64,
+    pub torn: AtomicU64,
+    pub _reserved: AtomicU64,
+}
+
+const _: () = assert!(size_of::<BypassCaptureCounts>() == 32);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassCaptureCounts {}
 
 /// `struct trace_state`.
 #[derive(Debug, Default)]
@@ -1051,7 +1104,7 @@ pub mod bound_cost {
 /// `enum bypass_version`.
 #[allow(dead_code, reason = "some are the programs' alone")]
 pub mod bypass_version {
-    pub const LAYOUT: u32 = 4;
+    pub const LAYOUT: u32 = 5;
 }
 
 /// `enum bypass_role`.
@@ -1123,6 +1176,12 @@ pub mod bypass_answer {
     pub const LOW_WATER: u32 = 5;
     pub const REFUSED: u32 = 6;
     pub const DONE: u32 = 7;
+}
+
+/// `enum bypass_capture_limit`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_capture_limit {
+    pub const MOST: u32 = 65536;
 }
 
 /// `enum hooks_place`.

@@ -52,6 +52,7 @@ mod mesh;
 mod mesh_args;
 mod metrics;
 mod outgoing;
+mod own_network;
 mod peer_timeouts;
 mod plain;
 mod plan;

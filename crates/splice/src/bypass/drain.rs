@@ -14,14 +14,11 @@ use splice_bpf::types::{BypassKey, bypass_state};
 use splice_bpf::wait_for_programs;
 
 use super::reason::Reason;
-use super::tables::{Tables, members, unread};
+use super::tables::{PROGRAM_MOST, Tables, members, unread};
 
 /// How long the queues of both ends have to be empty if the count of what was read cannot be right, since a reader took
 /// bytes by other means than recvmsg.
 const EMPTY_FOR: Duration = Duration::from_secs(1);
-
-/// A program runs for microseconds; a virtual machine's CPU can be away for some milliseconds meanwhile.
-const PROGRAM_MOST: Duration = Duration::from_millis(100);
 
 /// Pairs that are about to leave.
 #[derive(Debug, Default)]

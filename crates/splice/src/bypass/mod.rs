@@ -23,6 +23,7 @@
 //!                 pinned: every message goes over TCP ───────────┘
 //! ```
 
+mod capture;
 mod drain;
 mod filters;
 mod namespaces;
@@ -54,6 +55,7 @@ use self::namespaces::Namespaces;
 use self::pair::{Decision, decide, why_unfit};
 use self::tables::{News, PINNED, Sizes, Tables, end_address, peer_address};
 
+pub use self::capture::{Capture, CaptureEnd, CaptureOptions, Captured, Message};
 pub use self::reason::{Obstacle, Reason};
 pub use self::rule::{Rule, Rules};
 pub use self::status::{Connection, End, State, Status, Sum, status};
@@ -177,6 +179,7 @@ impl Bypass {
     /// Whether to go on: [`off`] of another process ends a bypass.
     pub fn turn(&mut self) -> bool {
         self.tables.beat();
+        self.tables.end_stale_capture();
         let now = Instant::now();
         let mut leaving = Vec::new();
         for key in self.news.take() {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
+use splice_bpf::clock::now_ns;
 use splice_bpf::types::{
     BypassEnd, BypassKey, BypassMember, BypassPair, BypassQuestion, BypassSettings, bypass_answer,
     bypass_role, bypass_verb, bypass_version,
@@ -24,12 +25,13 @@ const MEMBERS: &str = "members";
 const PAIRS: &str = "pairs";
 const MARKS: &str = "marks";
 const SETTINGS: &str = "settings";
+const CAPTURES: &str = "captures";
 const CONTROL: &str = "control";
 
 /// All of them. The last of the kept ones is the program that user space asks: without it nobody is a member yet. Each of the
 /// attached ones has the name of its program behind a hyphen.
 pub(super) const PINNED: Names = Names {
-    kept: &[MEMBERS, PAIRS, MARKS, SETTINGS, WORDS, CONTROL],
+    kept: &[MEMBERS, PAIRS, MARKS, SETTINGS, CAPTURES, WORDS, CONTROL],
     attached: &[
         "link-bypass_gone",
         "link-bypass_received",
@@ -40,6 +42,15 @@ pub(super) const PINNED: Names = Names {
 
 /// A heartbeat that is older is that of a dead owner. The owner writes one every 20 ms, and may be kept from the CPU.
 const STALE: Duration = Duration::from_millis(500);
+
+/// How long after its last word a capture is taken for dead.
+const CAPTURE_FORGOTTEN: Duration = Duration::from_secs(5);
+
+/// Where the program of a capture is in the array of programs.
+pub(super) const SLOT: u32 = 0;
+
+/// A program runs for microseconds; a virtual machine's CPU can be away for some milliseconds meanwhile.
+pub(super) const PROGRAM_MOST: Duration = Duration::from_millis(100);
 
 pub(super) const ROLES: [u32; 2] = [bypass_role::CLIENT, bypass_role::SERVER];
 
@@ -57,16 +68,27 @@ pub(super) struct Tables {
     members: Map,
     pairs: Map,
     settings: SharedArray<BypassSettings>,
+    captures: Map,
     control: Program,
     /// `None` if an older version has pinned none.
     words: Option<Words>,
+}
+
+/// What a capture shares with the programs.
+pub(super) struct Shared {
+    pub(super) pairs: Map,
+    pub(super) marks: Map,
+    pub(super) word: Map,
+    pub(super) settings: SharedArray<BypassSettings>,
+    /// The array with the program of the capture.
+    pub(super) captures: Map,
 }
 
 /// What only the process has that has loaded the programs.
 pub(super) struct News(RingBuffer);
 
 /// Why something was refused by bpf(2), with what it was for.
-fn explained(error: &Error) -> Error {
+pub(super) fn explained(error: &Error) -> Error {
     let obstacle = Obstacle::of_bpf(error);
     Error::new(
         ErrorKind::BpfRefused,
@@ -113,6 +135,7 @@ impl Tables {
             (PAIRS, "bypass_pairs"),
             (MARKS, "bypass_marks"),
             (SETTINGS, "bypass_control_word"),
+            (CAPTURES, "bypass_captures"),
         ] {
             object.pin_map(map, &pins.path(name))?;
         }
@@ -142,6 +165,7 @@ impl Tables {
             members,
             pairs,
             settings,
+            captures: object.map("bypass_captures")?,
             control: asking.program("bypass_control")?,
             words: Some(words),
         };
@@ -152,21 +176,33 @@ impl Tables {
     pub(super) fn open(pins: &Pins) -> Result<Self> {
         let open = |name| Map::open(name, &pins.path(name));
         let (members, pairs, word) = (open(MEMBERS)?, open(PAIRS)?, open(SETTINGS)?);
-        let foreign = || pins.foreign("end it with the program that has started it");
-        if !word.is_of::<u32, BypassSettings>() || !pairs.is_of::<BypassKey, BypassPair>() {
-            return Err(foreign());
-        }
-        let settings: SharedArray<BypassSettings> = word.share_values()?;
-        if !settings.at(0).lease.is_of(bypass_version::LAYOUT) {
-            return Err(foreign());
-        }
+        let settings = settings_of(pins, &word, &pairs)?;
         Ok(Self {
             members,
             pairs,
             settings,
+            captures: open(CAPTURES)?,
             control: Program::open(CONTROL, &pins.path(CONTROL))?,
             words: Words::open(&pins.path(WORDS)).ok(),
         })
+    }
+
+    /// Takes the program of a dead capture away.
+    pub(super) fn end_stale_capture(&self) {
+        let until_ns = &self.settings().capture_until_ns;
+        let said = until_ns.load(Ordering::Acquire);
+        let forgotten = said.saturating_add(CAPTURE_FORGOTTEN.as_nanos() as u64);
+        if said == 0 || now_ns() < forgotten {
+            return;
+        }
+        // Nobody else begins meanwhile. One that only stood still finds that it has ended.
+        let own = now_ns().saturating_add(CAPTURE_FORGOTTEN.as_nanos() as u64);
+        let swap =
+            |from, to| until_ns.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+        if swap(said, own).is_ok() {
+            self.captures.remove(&SLOT);
+            let _ = swap(own, 0);
+        }
     }
 
     pub(super) fn settings(&self) -> &BypassSettings {
@@ -255,6 +291,34 @@ impl Tables {
             ..BypassQuestion::default()
         });
         answer.is_ok_and(|of| of.answer == bypass_answer::DONE && of.has_unread != 0)
+    }
+}
+
+impl Shared {
+    /// Opens what is pinned.
+    pub(super) fn open(pins: &Pins) -> Result<Self> {
+        let open = |name| Map::open(name, &pins.path(name));
+        let (pairs, word) = (open(PAIRS)?, open(SETTINGS)?);
+        let settings = settings_of(pins, &word, &pairs)?;
+        Ok(Self {
+            pairs,
+            marks: open(MARKS)?,
+            word,
+            settings,
+            captures: open(CAPTURES)?,
+        })
+    }
+}
+
+fn settings_of(pins: &Pins, word: &Map, pairs: &Map) -> Result<SharedArray<BypassSettings>> {
+    let foreign = || pins.foreign("end it with the program that has started it");
+    if !word.is_of::<u32, BypassSettings>() || !pairs.is_of::<BypassKey, BypassPair>() {
+        return Err(foreign());
+    }
+    let settings: SharedArray<BypassSettings> = word.share_values()?;
+    match settings.at(0).lease.is_of(bypass_version::LAYOUT) {
+        true => Ok(settings),
+        false => Err(foreign()),
     }
 }
 

@@ -86,8 +86,18 @@ impl ConnectionFilter {
         self.ends.iter().all(is_whole)
     }
 
+    /// Whether a connection has these ends, in either order.
+    pub fn takes(&self, one: SocketAddr, other: SocketAddr) -> bool {
+        let is = |end: &End, at: SocketAddr| {
+            let has_address = end.address.is_none_or(|of| mapped(of) == mapped(at.ip()));
+            has_address && end.port.is_none_or(|of| of == at.port())
+        };
+        let [first, second] = &self.ends;
+        is(first, one) && is(second, other) || is(second, one) && is(first, other)
+    }
+
     /// As the BPF program compares it.
-    pub(super) fn for_program(&self) -> TraceFilter {
+    pub(crate) fn for_program(&self) -> TraceFilter {
         TraceFilter {
             ends: self.ends.map(|end| TraceEnd {
                 address: end
@@ -212,6 +222,25 @@ impl fmt::Display for ConnectionFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_is_taken_whichever_end_is_first() {
+        let address = |text: &str| text.parse::<SocketAddr>().expect(text);
+        let (one, other) = (address("10.0.0.1:80"), address("[::ffff:10.0.0.2]:5000"));
+        for (filter, is_taken) in [
+            ("10.0.0.1:80", true),
+            ("10.0.0.2:5000", true),
+            (":5000", true),
+            ("10.0.0.2:5000-10.0.0.1:80", true),
+            (":80-:5000", true),
+            ("10.0.0.1:5000", false),
+            (":80-:80", false),
+        ] {
+            let of: ConnectionFilter = filter.parse().expect(filter);
+            assert_eq!(of.takes(one, other), is_taken, "{filter}");
+            assert_eq!(of.takes(other, one), is_taken, "{filter}");
+        }
+    }
 
     #[test]
     fn each_mistake_is_named() {

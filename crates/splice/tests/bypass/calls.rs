@@ -1,15 +1,8 @@
-//! The system calls by which programs read and write behave as over TCP.
+//! System calls that have no place in the contract: those that send files and pipes, and urgent data.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::Shutdown;
-use std::os::fd::AsRawFd;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::io::{Read, Write};
 
-use io_uring::{IoUring, opcode, types};
-use netlab::{Lab, Need, Scratch, available, present};
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use netlab::{Lab, Need, Scratch, available};
 use rustix::fs::sendfile;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -18,136 +11,12 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use crate::random::Random;
 use crate::stage::{Ends, Running, Stage, bytes};
 
-/// Longer than anything here takes.
-const LONG: Timespec = Timespec {
-    tv_sec: 30,
-    tv_nsec: 0,
-};
-
 /// A redirected connection.
 fn redirected(stage: &Stage) -> (Running, Ends) {
     let running = stage.start();
     let mut ends = stage.connect(Lab::SERVER_V4);
     stage.until_redirected(&mut ends);
     (running, ends)
-}
-
-#[test]
-fn epoll_tells_of_each_message_by_level_and_by_edge() {
-    if !available(Need::Root) {
-        return;
-    }
-    let stage = Stage::new();
-    let (running, mut ends) = redirected(&stage);
-    ends.server.set_nonblocking(true).expect("set");
-    for by_edge in [false, true] {
-        let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance");
-        let edge = match by_edge {
-            true => epoll::EventFlags::ET,
-            false => epoll::EventFlags::empty(),
-        };
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | edge;
-        epoll::add(&set, &ends.server, epoll::EventData::new_u64(1), flags).expect("added");
-        let mut random = Random::of_run(50);
-        for _ in 0..300 {
-            let message = bytes(&mut random, 700);
-            ends.client.write_all(&message).expect("sent");
-            let mut events = Vec::with_capacity(1);
-            epoll::wait(&set, spare_capacity(&mut events), Some(&LONG)).expect("waited");
-            assert_eq!(events.len(), 1);
-            let mut heard = vec![0; 1000];
-            let count = ends.server.read(&mut heard).expect("received");
-            assert!(heard[..count] == message);
-            // By level it tells nothing any more, and by edge it would not anyway.
-            let mut events = Vec::with_capacity(1);
-            let now = Timespec::default();
-            epoll::wait(&set, spare_capacity(&mut events), Some(&now)).expect("waited");
-            assert!(events.is_empty());
-        }
-        // By level it tells as long as something is left.
-        ends.client.write_all(&[1; 100]).expect("sent");
-        for _ in 0..10 {
-            let mut events = Vec::with_capacity(1);
-            epoll::wait(&set, spare_capacity(&mut events), Some(&LONG)).expect("waited");
-            ends.server.read_exact(&mut [0; 10]).expect("received");
-            if by_edge {
-                ends.server.read_exact(&mut [0; 90]).expect("received");
-                break;
-            }
-        }
-    }
-    running.stop();
-}
-
-#[test]
-fn io_uring_receives_what_is_redirected() {
-    if !available(Need::Root) {
-        return;
-    }
-    let stage = Stage::new();
-    let (running, mut ends) = redirected(&stage);
-    let ring = IoUring::new(4);
-    let why = ring
-        .as_ref()
-        .err()
-        .map(|error| format!("no io_uring: {error}"));
-    if !present("io_uring", why) {
-        return;
-    }
-    let mut ring = ring.expect("present");
-    let mut random = Random::of_run(51);
-    for round in 0..300 {
-        let message = bytes(&mut random, 600);
-        let mut heard = vec![0u8; 1000];
-        let into = types::Fd(ends.server.as_raw_fd());
-        let receive = opcode::Recv::new(into, heard.as_mut_ptr(), heard.len() as u32).build();
-        // Half of them wait before there is something.
-        if round % 2 == 0 {
-            ends.client.write_all(&message).expect("sent");
-        }
-        // SAFETY: the buffer and the socket live until the completion is taken below.
-        #[allow(unsafe_code, reason = "see the comment")]
-        unsafe {
-            ring.submission().push(&receive).expect("room");
-        }
-        ring.submit().expect("submitted");
-        if round % 2 == 1 {
-            ends.client.write_all(&message).expect("sent");
-        }
-        ring.submit_and_wait(1).expect("waited");
-        let completion = ring.completion().next().expect("a completion");
-        assert_eq!(completion.result(), message.len() as i32);
-        assert!(heard[..message.len()] == message);
-    }
-    running.stop();
-}
-
-#[test]
-fn a_receive_timeout_holds() {
-    if !available(Need::Root) {
-        return;
-    }
-    let stage = Stage::new();
-    let (running, mut ends) = redirected(&stage);
-    let patience = Duration::from_millis(200);
-    ends.server.set_read_timeout(Some(patience)).expect("set");
-    let begun = Instant::now();
-    let error = ends
-        .server
-        .read(&mut [0; 10])
-        .expect_err("nothing is there");
-    assert_eq!(error.kind(), ErrorKind::WouldBlock);
-    assert!(begun.elapsed() >= patience, "{:?}", begun.elapsed());
-    // What comes meanwhile ends the wait.
-    ends.server
-        .set_read_timeout(Some(netlab::PATIENCE))
-        .expect("set");
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| (&ends.server).read(&mut [0; 10]).expect("received"));
-        ends.client.write_all(b"now").expect("sent");
-        assert_eq!(waiting.join().expect("no panic"), 3);
-    });
-    running.stop();
 }
 
 #[test]
@@ -199,29 +68,6 @@ fn files_and_pipes_are_sent_in_order() {
     let after = stage.connection(&ends).expect("it is there");
     let [before, after] = [before, after].map(|of| of.client.expect("seen").redirected_messages);
     assert!(after - before > 100, "{before} {after}");
-    running.stop();
-}
-
-#[test]
-fn shutdown_of_either_direction_is_seen() {
-    if !available(Need::Root) {
-        return;
-    }
-    let stage = Stage::new();
-    let (running, mut ends) = redirected(&stage);
-    ends.client.write_all(b"last").expect("sent");
-    ends.client.shutdown(Shutdown::Write).expect("shut");
-    let error = ends.client.write(b"more").expect_err("it is shut");
-    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
-    let mut heard = Vec::new();
-    ends.server.read_to_end(&mut heard).expect("received");
-    assert_eq!(heard, b"last");
-    // The server's own direction goes on, and its reads stay at the end.
-    ends.server.write_all(b"answer").expect("sent");
-    ends.client.read_exact(&mut [0; 6]).expect("received");
-    assert_eq!(ends.server.read(&mut [0; 1]).expect("read"), 0);
-    ends.server.shutdown(Shutdown::Both).expect("shut");
-    assert_eq!(ends.client.read(&mut [0; 1]).expect("read"), 0);
     running.stop();
 }
 

@@ -3,6 +3,8 @@
 mod beside;
 mod bridge;
 mod calls;
+mod capture;
+mod contract;
 mod costs;
 mod crowds;
 mod delivery;

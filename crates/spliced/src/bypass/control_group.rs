@@ -48,6 +48,14 @@ pub(super) fn by_number() -> HashMap<u64, String> {
     found
 }
 
+/// The directory of the group that this process is in.
+pub(super) fn own() -> Option<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let all = mounted().into_iter().map(|root| root.join(path));
+    all.into_iter().find(|path| path.is_dir())
+}
+
 /// Where file systems of control groups are mounted.
 pub(crate) fn mounted() -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

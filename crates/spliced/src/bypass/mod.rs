@@ -1,4 +1,4 @@
-//! `spliced bypass`: runs a bypass, shows what it does, and ends it.
+//! `spliced bypass`: runs a bypass, shows what it does and what it redirects, and ends it.
 //!
 //! ```text
 //!          a signal, off                all is read
@@ -8,7 +8,10 @@
 //!                          over; the pins stay for what is unread, and all else goes over TCP
 //! ```
 
+mod capture;
 pub(crate) mod control_group;
+mod demo;
+mod pcapng;
 mod report;
 mod running;
 
@@ -37,11 +40,16 @@ pub(crate) const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 /// If it cannot start, or cannot be read or ended.
 pub(crate) fn run(args: BypassArgs, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     match args.action {
+        None if args.demo.demo => {
+            let pins = &args.start.pins.pins;
+            demo::run(args.demo.json, pins, signals, diagnostics)
+        }
         None => start(args.start, signals, diagnostics),
         Some(Action::Status(args)) => {
             signals.leave_to_default()?;
             report::show(&args).map(|()| Ended::Well)
         }
+        Some(Action::Capture(args)) => capture::run(&args, signals, diagnostics),
         Some(Action::Off(PinsArgs { pins })) => {
             signals.leave_to_default()?;
             let shown = pins.display();

@@ -1,13 +1,10 @@
 //! Where a trial has its connections: on loopback, or between network namespaces of its own.
 
-use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
-use std::process::{Command, Stdio};
-use std::thread;
+use std::net::{Ipv4Addr, TcpStream};
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use nix::sched::{CloneFlags, setns, unshare};
+use anyhow::Result;
+
+use crate::own_network::{Namespace, connection};
 
 use super::bypassed::Group;
 
@@ -28,10 +25,6 @@ pub(super) enum Stage {
         server: Namespace,
     },
 }
-
-/// A network namespace, as long as this is open.
-#[derive(Debug)]
-pub(super) struct Namespace(File);
 
 impl Stage {
     /// Three network namespaces, and a network from one to the next.
@@ -62,10 +55,11 @@ impl Stage {
     /// # Errors
     /// If it cannot be made.
     pub(super) fn to_relay_in(&self, group: Option<&Group>) -> Result<(TcpStream, TcpStream)> {
+        let enter = || group.map_or(Ok(()), Group::enter);
         match self {
-            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None], group),
+            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None], &enter),
             Self::Namespaces { client, relay, .. } => {
-                connection(RELAY_TO_CLIENT, [Some(client), Some(relay)], group)
+                connection(RELAY_TO_CLIENT, [Some(client), Some(relay)], &enter)
             }
         }
     }
@@ -76,9 +70,9 @@ impl Stage {
     /// If it cannot be made.
     pub(super) fn to_server(&self) -> Result<(TcpStream, TcpStream)> {
         match self {
-            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None], None),
+            Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None], &|| Ok(())),
             Self::Namespaces { relay, server, .. } => {
-                connection(SERVER, [Some(relay), Some(server)], None)
+                connection(SERVER, [Some(relay), Some(server)], &|| Ok(()))
             }
         }
     }
@@ -104,113 +98,4 @@ impl Stage {
             Self::Namespaces { relay, .. } => relay.enter(),
         }
     }
-}
-
-impl Namespace {
-    fn new() -> Result<Self> {
-        within(|| {
-            unshare(CloneFlags::CLONE_NEWNET).context(
-                "cannot make a network namespace; run it as root, or give it CAP_SYS_ADMIN",
-            )?;
-            ip("link set lo up")?;
-            let file = File::open("/proc/thread-self/ns/net");
-            file.map(Self)
-                .context("cannot open a network namespace; mount /proc")
-        })
-    }
-
-    fn enter(&self) -> Result<()> {
-        setns(&self.0, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
-    }
-
-    /// A veth pair with an address at each end, whose name there is `name` and `eth0`.
-    fn connect(
-        &self,
-        name: &str,
-        address: Ipv4Addr,
-        other: &Self,
-        other_address: Ipv4Addr,
-    ) -> Result<()> {
-        let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.as_raw_fd());
-        within(|| {
-            self.enter()?;
-            ip(&format!(
-                "link add {name} type veth peer name eth0 netns {path}"
-            ))?;
-            up(name, address)
-        })?;
-        within(|| {
-            other.enter()?;
-            up("eth0", other_address)
-        })
-    }
-}
-
-fn up(device: &str, address: Ipv4Addr) -> Result<()> {
-    ip(&format!("address add {address}/24 dev {device}"))?;
-    ip(&format!("link set {device} up"))
-}
-
-/// Runs ip(8) in the namespace of this thread.
-fn ip(arguments: &str) -> Result<()> {
-    let mut command = Command::new("ip");
-    command
-        .args(arguments.split(' '))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    let output = command.output();
-    let output = output.context("cannot run ip(8); install iproute2")?;
-    if !output.status.success() {
-        let why = String::from_utf8_lossy(&output.stderr);
-        bail!("ip {arguments}: {}", why.trim());
-    }
-    Ok(())
-}
-
-/// Runs `work` in a thread of its own, which may be in another namespace than the others.
-fn within<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    thread::scope(|scope| {
-        let ended = scope.spawn(work).join();
-        ended.unwrap_or_else(|_| Err(anyhow!("a thread has failed")))
-    })
-}
-
-/// Two ends of a connection to `host`: the one that connects, and the one that accepts, each in its namespace.
-fn connection(
-    host: Ipv4Addr,
-    [from, to]: [Option<&Namespace>; 2],
-    group: Option<&Group>,
-) -> Result<(TcpStream, TcpStream)> {
-    const CANNOT: &str = "cannot make a TCP connection; set the interface lo up";
-    let listener = at(to, group, || TcpListener::bind((host, 0)).context(CANNOT))?;
-    let address: SocketAddr = listener.local_addr().context(CANNOT)?;
-    let one = at(from, group, || TcpStream::connect(address).context(CANNOT))?;
-    let own = one.local_addr().context(CANNOT)?;
-    let other = loop {
-        let (other, peer) = listener.accept().context(CANNOT)?;
-        // Anybody may connect, as a port scan does.
-        if peer == own {
-            break other;
-        }
-    };
-    // A message that waits for an ACK would be another way.
-    one.set_nodelay(true).context(CANNOT)?;
-    other.set_nodelay(true).context(CANNOT)?;
-    Ok((one, other))
-}
-
-fn at<T: Send>(
-    namespace: Option<&Namespace>,
-    group: Option<&Group>,
-    work: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
-    within(|| {
-        if let Some(group) = group {
-            group.enter()?;
-        }
-        if let Some(namespace) = namespace {
-            namespace.enter()?;
-        }
-        work()
-    })
 }

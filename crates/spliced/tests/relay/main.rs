@@ -25,6 +25,8 @@ mod tls;
 mod access_log;
 mod adopt;
 mod bypass;
+mod bypass_capture;
+mod bypass_demo;
 mod bypass_killed;
 mod bypass_reload;
 mod bypass_status;
