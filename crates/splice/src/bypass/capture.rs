@@ -12,7 +12,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::clock::now_ns;
@@ -65,7 +65,7 @@ impl CaptureOptions {
 #[non_exhaustive]
 pub struct Message<'a> {
     /// When it was sent.
-    pub at: SystemTime,
+    pub at: Instant,
     /// The client, as it calls itself.
     pub client: SocketAddr,
     /// The server, as the client calls it.
@@ -232,8 +232,7 @@ impl Capture {
         &mut self,
         mut each: impl FnMut(&Message<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        // Whoever sets the clock of this host meanwhile does so between two turns.
-        let (now, now_ns) = (SystemTime::now(), now_ns());
+        let (now, now_ns) = (Instant::now(), now_ns());
         let mut told = Ok(());
         self.ring.take_records(|of: &BypassMessage, bytes| {
             if told.is_err() {
@@ -243,7 +242,7 @@ impl Capture {
             let age = Duration::from_nanos(now_ns.saturating_sub(of.time_ns));
             let ahead = Duration::from_nanos(of.time_ns.saturating_sub(now_ns));
             told = each(&Message {
-                at: now - age + ahead,
+                at: now.checked_sub(age).unwrap_or(now) + ahead,
                 client: end(of.client, of.client_port),
                 server: end(of.server, of.server_port),
                 is_of_client: of.sender == bypass_role::CLIENT,

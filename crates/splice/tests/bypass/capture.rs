@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use netlab::{Lab, Need, Scratch, available, until};
 use rustix::fs::sendfile;
@@ -29,7 +29,7 @@ struct Stream {
 struct Conversation {
     by_client: Stream,
     by_server: Stream,
-    last: Option<SystemTime>,
+    last: Option<Instant>,
 }
 
 impl Conversation {
@@ -136,7 +136,7 @@ fn every_byte_of_both_directions_is_captured_with_its_sequence_number() {
         stage.until_redirected(&mut beside);
         let options = options(&stage, &ends);
         let is_over = AtomicBool::new(false);
-        let begun = SystemTime::now();
+        let begun = Instant::now();
         let capture = Capture::start(&options).expect("a capture");
         thread::scope(|scope| {
             let taken = take(scope, capture, &is_over);
@@ -152,7 +152,7 @@ fn every_byte_of_both_directions_is_captured_with_its_sequence_number() {
                 (count, 0, 0)
             );
             let late = of.last.expect("a message");
-            assert!(begun <= late && late <= SystemTime::now() + Duration::from_millis(10));
+            assert!(begun <= late && late <= Instant::now() + Duration::from_millis(10));
             for (stream, sent) in [(of.by_client, by_client), (of.by_server, by_server)] {
                 assert!(
                     stream.bytes == sent,

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use splice::bypass::{Captured, Message};
 
@@ -42,6 +42,8 @@ const SEGMENT_MOST: usize = 65_000;
 pub(super) struct File<W> {
     output: W,
     block: Vec<u8>,
+    /// One moment by both clocks. If somebody sets the other one meanwhile, the messages stay in order.
+    began: (SystemTime, Instant),
 }
 
 impl<W: Write> File<W> {
@@ -53,6 +55,7 @@ impl<W: Write> File<W> {
         let mut file = Self {
             output,
             block: Vec::new(),
+            began: (SystemTime::now(), Instant::now()),
         };
         let mut body = Vec::new();
         body.extend(BYTE_ORDER_MAGIC.to_le_bytes());
@@ -103,11 +106,11 @@ impl<W: Write> File<W> {
     /// # Errors
     /// If it cannot be written.
     pub(super) fn finish(mut self, captured: Captured) -> io::Result<()> {
-        let now = SystemTime::now();
+        let now = self.timestamp(Instant::now());
         let mut body = Vec::new();
         body.extend(0u32.to_le_bytes());
-        body.extend(timestamp(now));
-        option(&mut body, STATISTICS_END, &timestamp(now));
+        body.extend(now);
+        option(&mut body, STATISTICS_END, &now);
         let received = captured.messages + captured.lost;
         option(&mut body, STATISTICS_RECEIVED, &received.to_le_bytes());
         option(&mut body, STATISTICS_DROPPED, &captured.lost.to_le_bytes());
@@ -124,13 +127,28 @@ impl<W: Write> File<W> {
         self.output.flush()
     }
 
+    /// Its high half first, each half in the order of the file.
+    fn timestamp(&self, at: Instant) -> [u8; 8] {
+        let (began, began_at) = self.began;
+        let later = at.saturating_duration_since(began_at);
+        let earlier = began_at.saturating_duration_since(at);
+        let since = (began + later).duration_since(UNIX_EPOCH);
+        let since = since.unwrap_or(Duration::ZERO).saturating_sub(earlier);
+        // Until the year 2554.
+        let ns = since.as_nanos() as u64;
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&((ns >> 32) as u32).to_le_bytes());
+        bytes[4..].copy_from_slice(&(ns as u32).to_le_bytes());
+        bytes
+    }
+
     fn segment(&mut self, of: &Segment<'_>) -> io::Result<()> {
         let mut packet = of.headers();
         let whole = packet.len() + of.length;
         packet.extend(of.payload);
         let mut body = Vec::new();
         body.extend(0u32.to_le_bytes());
-        body.extend(timestamp(of.message.at));
+        body.extend(self.timestamp(of.message.at));
         body.extend(
             [packet.len(), whole]
                 .map(|of| (of as u32).to_le_bytes())
@@ -258,17 +276,6 @@ impl Sum {
         }
         (!(sum as u16)).to_be_bytes()
     }
-}
-
-/// Its high half first, each half in the order of the file.
-fn timestamp(at: SystemTime) -> [u8; 8] {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    // Until the year 2554.
-    let ns = since.as_nanos() as u64;
-    let mut bytes = [0; 8];
-    bytes[..4].copy_from_slice(&((ns >> 32) as u32).to_le_bytes());
-    bytes[4..].copy_from_slice(&(ns as u32).to_le_bytes());
-    bytes
 }
 
 fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
