@@ -47,7 +47,7 @@ const MOST_INSTRUCTIONS: [(&str, u32); 34] = [
     ("segment_inspect", 4_466),
     ("segment_release", 854),
     ("segment_tracked", 663),
-    (AT_TRACEPOINT, 24_675),
+    (AT_TRACEPOINT, 31_987),
     ("trace_entered", 39_756),
     ("trace_left", 5_794),
     ("trace_name", 26_884),

@@ -2,6 +2,7 @@
 //! again, on this machine and with every engine.
 
 pub(crate) mod arguments;
+mod beside;
 mod bypass;
 mod configurations;
 mod cpu;

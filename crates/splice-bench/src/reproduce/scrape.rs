@@ -2,22 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::arguments;
+use super::beside::{Measured, OTHER_FILES, WARM_UP_OF, start};
 use super::latency::{About as Ping, MESSAGE_BYTES, Paths};
-use super::record::{About, Record, output, parameter};
+use super::record::{Record, output, parameter};
 use super::turns;
 use crate::cpus::Placement;
-use crate::output::Output;
-use crate::relay::{Relay, Start};
-use crate::results;
 use crate::site::{Connection, PATIENCE, Site, require_open_files};
 use crate::statistics::Latencies;
 use crate::usage::{program, require_root};
@@ -25,12 +22,6 @@ use crate::workload::ping_pong::Game;
 
 const QUIET: &str = "not scraped";
 const SCRAPED: &str = "scraped";
-
-/// A tenth of each measurement does not count.
-const WARM_UP_OF: u32 = 10;
-
-/// Descriptors of the relay, or of this program, beside two for each session.
-const OTHER_FILES: u64 = 200;
 
 /// The last line of OpenMetrics.
 const END: &str = "# EOF\n";
@@ -46,7 +37,12 @@ pub(crate) fn run(arguments: &arguments::Scrape) -> Result<ExitCode> {
     require_open_files(2 * u64::from(arguments.sessions) + OTHER_FILES)?;
     let (paths, scrapes) = site.enter(|| {
         let metrics = Site::relay(1);
-        let relay = start(&site, &spliced, &arguments.engine, metrics)?;
+        let relay = start(
+            &site,
+            &spliced,
+            &arguments.engine,
+            ["--metrics".as_ref(), metrics.to_string().as_ref()],
+        )?;
         let sessions = (0..arguments.sessions).map(|_| site.connect(relay.address()));
         let _idle: Vec<Connection> = sessions.collect::<Result<_>>()?;
         let mut game = Game::begin(site.connect(relay.address())?, MESSAGE_BYTES)?;
@@ -106,52 +102,16 @@ pub(crate) fn run(arguments: &arguments::Scrape) -> Result<ExitCode> {
         parameter("scrape, median", median),
         parameter("scrape, longest", longest),
     ]);
-    finish(
-        record,
-        arguments,
-        &site,
-        &spliced,
-        output.as_ref(),
-        workload,
-        paths.is_sound(),
-    )
-}
-
-fn finish(
-    record: Record,
-    arguments: &arguments::Scrape,
-    site: &Site,
-    spliced: &Path,
-    output: Option<&Output>,
-    workload: results::Workload,
-    is_sound: bool,
-) -> Result<ExitCode> {
-    let about = About {
-        site,
+    let measured = Measured {
+        site: &site,
         title: "splice-bench reproduce scrape",
         cpu: arguments.shared.cpu,
-        rounds: arguments.extent.sized(arguments.shared.quick).rounds,
-        warm_up: "a tenth of each measurement",
-        spliced: Some(spliced),
-        contestants: Vec::new(),
-        absent: Vec::new(),
-        notes: Vec::new(),
+        rounds: extent.rounds,
+        spliced: &spliced,
+        workload,
+        is_sound: paths.is_sound(),
     };
-    record.finish(output, about, vec![workload], is_sound)
-}
-
-/// A relay whose metrics are read at `metrics`.
-fn start(site: &Site, spliced: &Path, engine: &str, metrics: SocketAddr) -> Result<Relay> {
-    let address = Site::relay(0);
-    let mut command = site.lab.relay().command(&spliced.to_string_lossy());
-    command
-        .args(["relay", &address.to_string(), &Site::server().to_string()])
-        .args(["--engine", engine, "--threads", "1"])
-        .args(["--metrics", &metrics.to_string()]);
-    match Relay::start(site, "spliced", command, address, &[])? {
-        Start::Running(relay) => Ok(relay),
-        Start::Refused(why) => bail!("spliced says: {why}"),
-    }
+    measured.finish(record, output.as_ref())
 }
 
 /// Scrapes until `is_over`, and once at least. Returns how long each took.

@@ -9,27 +9,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use netlab::{Process, Scratch};
 
 use super::arguments;
+use super::beside::{Measured, OTHER_FILES, WARM_UP_OF, start};
 use super::latency::{About as Ping, MESSAGE_BYTES, Paths};
-use super::record::{About, Record, output, parameter};
+use super::record::{Record, output, parameter};
 use super::turns;
 use crate::cpus::Placement;
-use crate::relay::{Relay, Start};
 use crate::site::{Connection, Site, require_open_files};
 use crate::usage::{program, require_root};
 use crate::workload::ping_pong::Game;
 
 const QUIET: &str = "not traced";
 const TRACED: &str = "traced";
-
-/// A tenth of each measurement does not count.
-const WARM_UP_OF: u32 = 10;
-
-/// Descriptors of the relay, or of this program, beside two for each connection.
-const OTHER_FILES: u64 = 200;
 
 /// Between two messages on the connection that may be traced.
 const PACE: Duration = Duration::from_millis(50);
@@ -53,7 +47,12 @@ pub(crate) fn run(arguments: &arguments::Trace) -> Result<ExitCode> {
     let scratch = Scratch::new("bench-trace")?;
     let control = scratch.path().join("control.sock");
     let paths = site.enter(|| {
-        let relay = start(&site, &spliced, &arguments.engine, &control)?;
+        let relay = start(
+            &site,
+            &spliced,
+            &arguments.engine,
+            ["--control".as_ref(), control.as_ref()],
+        )?;
         let others =
             (0..arguments.connections.saturating_sub(2)).map(|_| site.connect(relay.address()));
         let _idle: Vec<Connection> = others.collect::<Result<_>>()?;
@@ -113,18 +112,16 @@ pub(crate) fn run(arguments: &arguments::Trace) -> Result<ExitCode> {
         parameter("connections", arguments.connections),
         parameter("engine", &arguments.engine),
     ]);
-    let about = About {
+    let measured = Measured {
         site: &site,
         title: "splice-bench reproduce trace",
         cpu: arguments.shared.cpu,
         rounds: extent.rounds,
-        warm_up: "a tenth of each measurement",
-        spliced: Some(&spliced),
-        contestants: Vec::new(),
-        absent: Vec::new(),
-        notes: Vec::new(),
+        spliced: &spliced,
+        workload,
+        is_sound: paths.is_sound(),
     };
-    record.finish(output.as_ref(), about, vec![workload], paths.is_sound())
+    measured.finish(record, output.as_ref())
 }
 
 /// The page of `spliced trace --demo`.
@@ -147,19 +144,6 @@ fn paced(game: &mut Game, is_over: &AtomicBool) -> Result<()> {
         thread::sleep(PACE);
     }
     Ok(())
-}
-
-fn start(site: &Site, spliced: &Path, engine: &str, control: &Path) -> Result<Relay> {
-    let address = Site::relay(0);
-    let mut command = site.lab.relay().command(&spliced.to_string_lossy());
-    command
-        .args(["relay", &address.to_string(), &Site::server().to_string()])
-        .args(["--engine", engine, "--threads", "1", "--control"])
-        .arg(control);
-    match Relay::start(site, "spliced", command, address, &[])? {
-        Start::Running(relay) => Ok(relay),
-        Start::Refused(why) => bail!("spliced says: {why}"),
-    }
 }
 
 /// A trace of one message after the other, which goes on until this is dropped.

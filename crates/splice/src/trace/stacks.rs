@@ -266,19 +266,6 @@ impl Open {
                 told(event.remote, event.remote_port),
             )
         });
-        let call = |function: &str, at_ns, is_point| Call {
-            function: function.into(),
-            is_point,
-            wakes: None,
-            at_ns,
-            took_ns: None,
-            result: None,
-            cpu: event.cpu,
-            irq: None,
-            copies: false,
-            socket: None,
-            calls: Vec::new(),
-        };
         if is_aside(path, context.is_interrupted, socket.is_some()) {
             return;
         }
@@ -307,7 +294,8 @@ impl Open {
                 None
             };
             let begun = begun.unwrap_or(at_ns);
-            self.calls.push((call(name, begun, false), *place));
+            self.calls
+                .push((Call::begun(name, begun, event.cpu), *place));
         }
         for (call, _) in &mut self.calls {
             if at_ns > call.at_ns {
@@ -319,8 +307,11 @@ impl Open {
                 innermost.socket = socket;
             }
             if MOMENTS.contains(&point) {
-                let mut moment = call(point, at_ns, true);
-                moment.socket = socket;
+                let mut moment = Call {
+                    is_point: true,
+                    socket,
+                    ..Call::begun(point, at_ns, event.cpu)
+                };
                 if TELLING.contains(&point) {
                     moment.result = Some(Value::Number(i64::from(event.result as i32)));
                 }
@@ -406,17 +397,9 @@ mod tests {
 
     fn call(function: &str, irq: Option<Irq>, calls: Vec<Call>) -> Call {
         Call {
-            function: function.into(),
-            is_point: false,
-            wakes: None,
-            at_ns: 0,
-            took_ns: None,
-            result: None,
-            cpu: 0,
             irq,
-            copies: false,
-            socket: None,
             calls,
+            ..Call::begun(function, 0, 0)
         }
     }
 

@@ -167,17 +167,8 @@ mod tests {
 
     fn call(function: &str, calls: Vec<Call>) -> Call {
         Call {
-            function: function.into(),
-            is_point: false,
-            wakes: None,
-            at_ns: 0,
-            took_ns: None,
-            result: None,
-            cpu: 0,
-            irq: None,
-            copies: false,
-            socket: None,
             calls,
+            ..Call::begun(function, 0, 0)
         }
     }
 

@@ -86,6 +86,23 @@ pub struct Trace {
 }
 
 impl Call {
+    /// A call that has not returned.
+    pub(super) fn begun(function: &str, at_ns: i64, cpu: u32) -> Self {
+        Self {
+            function: function.into(),
+            is_point: false,
+            wakes: None,
+            at_ns,
+            took_ns: None,
+            result: None,
+            cpu,
+            irq: None,
+            copies: false,
+            socket: None,
+            calls: Vec::new(),
+        }
+    }
+
     /// Whether this or a function below is `function`.
     pub fn has(&self, function: &str) -> bool {
         self.function == function || self.calls.iter().any(|call| call.has(function))
@@ -148,22 +165,13 @@ impl Trace {
             let at_ns = event.time_ns as i64 - origin as i64;
             if u32::from(event.kind) == trace_kind::ENTERED {
                 calls.push(Call {
-                    function: function.name.into(),
-                    is_point: false,
-                    wakes: None,
-                    at_ns,
-                    took_ns: None,
-                    result: None,
-                    cpu: event.cpu,
-                    irq: None,
-                    copies: false,
                     socket: (event.known != 0).then(|| {
                         (
                             told(event.local, event.local_port),
                             told(event.remote, event.remote_port),
                         )
                     }),
-                    calls: Vec::new(),
+                    ..Call::begun(function.name, at_ns, event.cpu)
                 });
                 continue;
             }

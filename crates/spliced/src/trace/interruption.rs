@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!           the first message was traced        SIGINT, SIGTERM
-//! Nothing ──────────────────────────────▶ Some ──────────────────▶ Asked
+//! Nothing ──────────────────────────▶ Something ─────────────────▶ Asked
 //!    │ any signal                                                    │ the next one, a second later
 //!    ▼                                                               ▼
 //! the process ends here                                    the process ends here
@@ -27,7 +27,7 @@ pub(super) struct Interruption(Arc<Mutex<Phase>>);
 enum Phase {
     #[default]
     Nothing,
-    Some,
+    Something,
     Asked,
 }
 
@@ -48,7 +48,7 @@ impl Interruption {
                 .is_new(Instant::now());
             let mut phase = seen.0.lock().unwrap_or_else(PoisonError::into_inner);
             match *phase {
-                Phase::Some if [SIGINT, SIGTERM].contains(&signal) => *phase = Phase::Asked,
+                Phase::Something if [SIGINT, SIGTERM].contains(&signal) => *phase = Phase::Asked,
                 // The same request again, as timeout(1) makes it.
                 Phase::Asked if !is_new => {}
                 // It ends the process; otherwise nothing can be done.
@@ -62,7 +62,7 @@ impl Interruption {
     pub(super) fn has_something(&self) {
         let mut phase = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if *phase == Phase::Nothing {
-            *phase = Phase::Some;
+            *phase = Phase::Something;
         }
     }
 

@@ -15,6 +15,9 @@ use crate::doctor::{NOBODY, for_anybody};
 use crate::relay::{BINARY, command};
 use crate::usage::failure;
 
+/// An emulated machine takes longer to load the programs than anybody else wants to wait.
+const PATIENT: [&str; 2] = ["--attach-within", "2m"];
+
 /// The message of a trial.
 const SENT_BYTES: i64 = 1000;
 
@@ -32,7 +35,8 @@ fn printed(command: &mut Command) -> String {
     let scratch = Scratch::new("trace").expect("a directory");
     let path = scratch.path().join("printed");
     let file = File::create(&path).expect("a file");
-    let process = Process::spawn(command.stdin(Stdio::null()).stdout(file));
+    command.args(PATIENT).stdin(Stdio::null()).stdout(file);
+    let process = Process::spawn(command);
     let ended = process.expect("started").wait_at_most(netlab::PATIENCE);
     let status = ended.expect("waited").expect("it ends");
     assert_eq!(status.code(), Some(0), "{command:?}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use netlab::{Need, Process, Scratch, available};
 use rustix::thread::gettid;
 
-use super::Ends;
+use super::{Ends, PATIENT};
 use crate::relay::{BINARY, Relay};
 
 const CONNECTIONS: usize = 200;
@@ -119,6 +119,7 @@ fn tracer(control: &str, client: &str) -> (Process, BufReader<ChildStderr>) {
     tracer
         .args(["--other", "0", BINARY])
         .args(arguments)
+        .args(PATIENT)
         .env_remove("SPLICED_LOG");
     let tracer = tracer.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut tracer = Process::spawn(tracer).expect("started");

@@ -17,7 +17,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
-use super::{Ends, every_call, functions, list, report, text};
+use super::{Ends, PATIENT, every_call, functions, list, report, text};
 use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::Peer;
@@ -406,7 +406,8 @@ fn a_session_that_ends_with_its_message_is_told() {
 
 /// Starts a trace and waits until it says that it waits for a message. Returns what it says after that, too.
 fn waiting(command: &mut Command) -> (Process, BufReader<ChildStderr>) {
-    let mut process = Process::spawn(command.stderr(Stdio::piped())).expect("started");
+    command.args(PATIENT).stderr(Stdio::piped());
+    let mut process = Process::spawn(command).expect("started");
     let stderr = process.child_mut().stderr.take().expect("a pipe");
     let mut stderr = BufReader::new(stderr);
     let mut said = String::new();
