@@ -18,6 +18,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "bypass.h"
+#include "bypass_capture.h"
 #include "bypass_maps.h"
 #include "lib/bound.h"
 #include "lib/lease.h"
@@ -73,13 +74,8 @@ struct {
 	__uint(max_entries, 1 << 18);
 } bypass_news SEC(".maps");
 
-/* The program of a capture, if there is one. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} bypass_captures SEC(".maps");
+/* Linux 6.2. Fields of @type at @at can be read like any; one that is not there reads as 0. */
+extern void *bpf_rdonly_cast(const void *at, __u32 type) __ksym;
 
 static const struct bypass_pair empty_pair SEC(".rodata") = {};
 
@@ -302,17 +298,34 @@ static __always_inline int is_unfit(struct bypass_settings *settings, struct byp
 	return sum > WINDOW_MESSAGES * settings->bulk_bytes || is_poor(from, to);
 }
 
+/*
+ * Whether the process that has read from `to` last splices. Asked again only for another process, and once there is another
+ * that splices.
+ */
+static __always_inline int is_read_by_splicer(struct bypass_settings *settings, struct bypass_end *from,
+					      struct bypass_end *to)
+{
+	__u32 process = to->process, splicers = settings->splicers;
+
+	if (from->checked_process == process && from->checked_splicers == splicers)
+		return 0;
+	if (bpf_map_lookup_elem(&bypass_splicers, &process))
+		return 1;
+	from->checked_process = process;
+	from->checked_splicers = splicers;
+	return 0;
+}
+
 /* What keeps a message of `from`, whose socket is @sk, from being redirected to `to`. */
 static __always_inline __u32 obstacle(struct bypass_settings *settings, struct bpf_sock *sk, struct bypass_end *from,
 				      struct bypass_end *to, __u32 bytes)
 {
-	struct tcp_sock *tcp, *theirs = (struct tcp_sock *)to->socket;
-	__u32 process = to->process;
+	struct tcp_sock *tcp, *theirs;
 	__s64 waiting;
 
 	if (bytes > settings->bulk_bytes)
 		return BYPASS_LARGE;
-	if (to->traits || bpf_map_lookup_elem(&bypass_splicers, &process))
+	if (to->traits || is_read_by_splicer(settings, from, to))
 		return BYPASS_READER;
 	if (to->reads == to->reads_before)
 		return BYPASS_UNSEEN;
@@ -324,23 +337,23 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	if (!tcp || to->copied_seq != tcp->write_seq)
 		return BYPASS_BEHIND;
-	if (tcp->inet_conn.icsk_ulp_ops || BPF_CORE_READ(theirs, inet_conn.icsk_ulp_ops))
+	theirs = bpf_rdonly_cast((void *)to->socket, bpf_core_type_id_kernel(struct tcp_sock));
+	if (tcp->inet_conn.icsk_ulp_ops || theirs->inet_conn.icsk_ulp_ops)
 		return BYPASS_UPPER;
-	if (BPF_CORE_READ(theirs, inet_conn.icsk_inet.sk.sk_rcvlowat) > 1)
+	if (theirs->inet_conn.icsk_inet.sk.sk_rcvlowat > 1)
 		return BYPASS_LOW_MARK;
 	return BYPASS_NOTHING;
 }
 
-/* Ends the program that has the verdict, with @message as it is, if somebody captures. */
-static __always_inline void captured(struct bypass_settings *settings, struct sk_msg_md *message, __u64 now_ns)
+/* Has a message copied whose verdict is given, if somebody captures. */
+static __always_inline void capture(struct bypass_settings *settings, struct sk_msg_md *message, __u64 now_ns)
 {
 	__u64 until_ns = settings->capture_until_ns;
 
 	if (!until_ns)
 		return;
-	if ((__s64)(until_ns - now_ns) > 0)
-		bpf_tail_call(message, &bypass_captures, 0);
-	__sync_fetch_and_add(&settings->capture_missed, 1);
+	if ((__s64)(until_ns - now_ns) <= 0 || !copied(message))
+		__sync_fetch_and_add(&settings->capture_missed, 1);
 }
 
 SEC("sk_msg")
@@ -362,7 +375,7 @@ int bypass_send(struct sk_msg_md *message)
 	if (!mark)
 		return SK_PASS;
 	pair = pair_of(mark);
-	if (!pair || (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK))
+	if (!pair)
 		return SK_PASS;
 	if (mark->role == BYPASS_CLIENT) {
 		from = &pair->ends[0];
@@ -372,6 +385,10 @@ int bypass_send(struct sk_msg_md *message)
 		to = &pair->ends[0];
 	}
 	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
+	from->sends++;
+	from->sender = (__u32)bpf_get_current_pid_tgid();
+	if (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK)
+		return SK_PASS;
 	now_ns = bpf_ktime_get_coarse_ns();
 	if (is_stale(&settings->lease, now_ns)) {
 		found = BYPASS_STALE;
@@ -394,7 +411,7 @@ int bypass_send(struct sk_msg_md *message)
 			from->redirected_messages++;
 			from->burst_messages++;
 			from->obstacle = BYPASS_NOTHING;
-			captured(settings, message, now_ns);
+			capture(settings, message, now_ns);
 			return SK_PASS;
 		}
 		from->redirected_bytes -= bytes;
@@ -405,7 +422,7 @@ int bypass_send(struct sk_msg_md *message)
 	from->passed_messages++;
 	if (found == BYPASS_FULL)
 		from->full_messages++;
-	captured(settings, message, now_ns);
+	capture(settings, message, now_ns);
 	return SK_PASS;
 }
 
@@ -468,7 +485,8 @@ int bypass_received(__u64 *ctx)
 	    __sync_val_compare_and_swap(&end->copied_seq, before, copied_seq) == before)
 		__sync_fetch_and_add(&end->tcp_bytes, copied_seq - before);
 	__sync_fetch_and_add(&end->received_bytes, length);
-	__sync_fetch_and_add(&end->reads, 1);
+	/* One that two threads read from may miss one. */
+	end->reads++;
 	/* Bytes have left its queue without a recvmsg. */
 	if (end->received_bytes < end->tcp_bytes)
 		end->traits |= BYPASS_SPLICES;
@@ -478,7 +496,7 @@ int bypass_received(__u64 *ctx)
 	return 0;
 }
 
-/* Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). */
+/* Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). What members send, bypass_send counts. */
 SEC("tp_btf/sock_send_length")
 int bypass_sent(__u64 *ctx)
 {
@@ -489,7 +507,7 @@ int bypass_sent(__u64 *ctx)
 	struct bypass_end *end;
 	struct tcp_sock *tcp;
 
-	if ((int)ctx[1] <= 0)
+	if ((int)ctx[1] <= 0 || sk->sk_user_data)
 		return 0;
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	settings = the_settings();
@@ -530,7 +548,10 @@ int bypass_spliced(__u64 *ctx)
 	if (!pair || !settings)
 		return 0;
 	process = bpf_get_current_pid_tgid() >> 32;
-	bpf_map_update_elem(&bypass_splicers, &process, &one, BPF_ANY);
+	if (!bpf_map_lookup_elem(&bypass_splicers, &process)) {
+		bpf_map_update_elem(&bypass_splicers, &process, &one, BPF_ANY);
+		__sync_fetch_and_add(&settings->splicers, 1);
+	}
 	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
 	end->traits |= BYPASS_SPLICES;
 	if ((pair->state == BYPASS_ACTIVE || pair->state == BYPASS_UNFIT || pair->state == BYPASS_LEAVING) &&
