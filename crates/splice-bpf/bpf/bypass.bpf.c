@@ -14,19 +14,15 @@
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
-#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "bypass.h"
+#include "bypass_capture.h"
 #include "bypass_maps.h"
+#include "bypass_pairing.h"
 #include "lib/bound.h"
 #include "lib/lease.h"
 #include "lib/tcp.h"
-
-#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
-
-#define AF_INET6 10
-#define E2BIG 7
 
 /* Of recvmsg(2), from linux/socket.h */
 #define MSG_OOB 0x1
@@ -45,20 +41,6 @@
 #define POOR_WINDOWS 64
 #define POOR_NS 1000000000ULL
 
-/* How many segments a socket has to have got before it is looked at: short connections pay next to nothing. */
-#define FIRST_SEGMENTS 16
-
-/* Control groups are not nested deeper by anybody who is known. */
-#define MOST_LEVELS 32
-
-/* The groups that are covered, with all below them, by their ids. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u64);
-	__type(value, __u32);
-	__uint(max_entries, 1024);
-} bypass_groups SEC(".maps");
-
 /* Processes that splice(2) from covered sockets, which does not see what is redirected. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -67,143 +49,8 @@ struct {
 	__uint(max_entries, 4096);
 } bypass_splicers SEC(".maps");
 
-/* Connections that read often, have turned to bulk, or are stuck, for user space, which looks at times. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 18);
-} bypass_news SEC(".maps");
-
-/* The program of a capture, if there is one. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} bypass_captures SEC(".maps");
-
-static const struct bypass_pair empty_pair SEC(".rodata") = {};
-
-/* The first sequence numbers of a socket, in the order of its pair's key, and its role. */
-struct numbers {
-	struct bypass_key key;
-	__u32 role;
-};
-
-/*
- * What a socket has sent and received leads back to where it began (__tcp_transmit_skb, tcp_rcv_nxt_update). The SYN
- * counts as acknowledged for the end that has connected only (tcp_snd_una_update). Another CPU may be changing all of
- * this: then it does not fit, or differs when it is read again.
- */
-static __always_inline int count_back(struct tcp_sock *tcp, struct numbers *to)
-{
-	__u32 own = READ_ONCE(tcp->snd_nxt) - (__u32)(READ_ONCE(tcp->bytes_sent) - READ_ONCE(tcp->bytes_retrans));
-	__u32 other = READ_ONCE(tcp->rcv_nxt) - (__u32)READ_ONCE(tcp->bytes_received);
-	__u32 syn = own - (READ_ONCE(tcp->snd_una) - (__u32)READ_ONCE(tcp->bytes_acked));
-
-	if (syn > 1)
-		return 0;
-	to->role = syn ? BYPASS_CLIENT : BYPASS_SERVER;
-	to->key.client_isn = syn ? own : other;
-	to->key.server_isn = syn ? other : own;
-	return 1;
-}
-
-static __always_inline int is_covered(struct sock *sk)
-{
-	struct cgroup *group = BPF_CORE_READ(sk, sk_cgrp_data.cgroup), *above;
-	int level = BPF_CORE_READ(group, level), i;
-	__u64 id;
-
-	for (i = 0; i < MOST_LEVELS && i <= level; i++) {
-		above = NULL;
-		bpf_core_read(&above, sizeof(above), &group->ancestors[i]);
-		id = BPF_CORE_READ(above, kn, id);
-		if (bpf_map_lookup_elem(&bypass_groups, &id))
-			return 1;
-	}
-	return 0;
-}
-
-static __always_inline void describe(struct sock *sk, struct tcp_sock *tcp, struct bypass_end *end)
-{
-	__u32 *local = (__u32 *)end->local, *remote = (__u32 *)end->remote;
-
-	end->cookie = bpf_get_socket_cookie(sk);
-	end->network = BPF_CORE_READ(sk, __sk_common.skc_net.net, net_cookie);
-	end->local_port = BPF_CORE_READ(sk, __sk_common.skc_num);
-	end->remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
-	end->copied_seq = tcp->copied_seq;
-	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET6) {
-		bpf_core_read(end->local, 16, &sk->__sk_common.skc_v6_rcv_saddr);
-		bpf_core_read(end->remote, 16, &sk->__sk_common.skc_v6_daddr);
-	} else {
-		local[2] = remote[2] = bpf_htonl(0xffff);
-		local[3] = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
-		remote[3] = BPF_CORE_READ(sk, __sk_common.skc_daddr);
-	}
-}
-
-static __always_inline void tell(struct bypass_settings *settings, const struct bypass_key *key)
-{
-	/* Who does not fit stays as it is. */
-	if (bpf_ringbuf_output(&bypass_news, (void *)key, sizeof(*key), BPF_RB_NO_WAKEUP))
-		__sync_fetch_and_add(&settings->missed, 1);
-}
-
-/* Pairs a socket with its other end, if it is covered. Nobody reads from it meanwhile. */
-static __always_inline void pair_up(struct sock *sk, struct tcp_sock *tcp, struct bypass_settings *settings)
-{
-	struct bypass_mark fresh = { .role = BYPASS_LEFT_ALONE };
-	struct numbers once, again;
-	struct bypass_pair *pair;
-	struct bypass_end *end;
-
-	if (settings->stopping || is_stale(&settings->lease, bpf_ktime_get_ns()))
-		return;
-	if (!is_covered(sk) || BPF_CORE_READ(sk, __sk_common.skc_state) != BPF_TCP_ESTABLISHED)
-		goto mark;
-	if (!count_back(tcp, &once) || !count_back(tcp, &again))
-		return;
-	if (once.role != again.role || once.key.client_isn != again.key.client_isn ||
-	    once.key.server_isn != again.key.server_isn)
-		return;
-	/* Fails where the other end was first. */
-	if (bpf_map_update_elem(&bypass_pairs, &once.key, &empty_pair, BPF_NOEXIST) == -E2BIG) {
-		__sync_fetch_and_add(&settings->missed, 1);
-		goto mark;
-	}
-	pair = bpf_map_lookup_elem(&bypass_pairs, &once.key);
-	if (!pair)
-		return;
-	/*
-	 * Namespaces give the same tuple the same numbers when they connect in the same 64 ns (secure_tcp_seq), so a
-	 * third end shows that nobody knows who belongs to whom.
-	 */
-	end = once.role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
-	if (__sync_val_compare_and_swap(&end->socket, 0, (__u64)sk)) {
-		pair->conflict = 1;
-		__sync_fetch_and_add(&settings->conflicts, 1);
-		goto mark;
-	}
-	describe(sk, tcp, end);
-	fresh.key = once.key;
-	fresh.role = once.role;
-	if (!bpf_sk_storage_get(&bypass_marks, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE)) {
-		pair->conflict = 1;
-		__sync_fetch_and_add(&settings->missed, 1);
-		return;
-	}
-	__sync_fetch_and_or(&pair->present, 1 << once.role);
-	return;
-mark:
-	bpf_sk_storage_get(&bypass_marks, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
-}
-
-/* The end of a socket, if it has one; see pair_up(). */
-static __always_inline struct bypass_pair *pair_of(struct bypass_mark *mark)
-{
-	return mark->role == BYPASS_LEFT_ALONE ? NULL : bpf_map_lookup_elem(&bypass_pairs, &mark->key);
-}
+/* Linux 6.2. Fields of @type at @at can be read like any; one that is not there reads as 0. */
+extern void *bpf_rdonly_cast(const void *at, __u32 type) __ksym;
 
 static __always_inline void add_up(struct bypass_settings *settings, struct bypass_end *end)
 {
@@ -302,17 +149,34 @@ static __always_inline int is_unfit(struct bypass_settings *settings, struct byp
 	return sum > WINDOW_MESSAGES * settings->bulk_bytes || is_poor(from, to);
 }
 
+/*
+ * Whether the process that has read from `to` last splices. Asked again only for another process, and once there is another
+ * that splices.
+ */
+static __always_inline int is_read_by_splicer(struct bypass_settings *settings, struct bypass_end *from,
+					      struct bypass_end *to)
+{
+	__u32 process = to->process, splicers = settings->splicers;
+
+	if (from->checked_process == process && from->checked_splicers == splicers)
+		return 0;
+	if (bpf_map_lookup_elem(&bypass_splicers, &process))
+		return 1;
+	from->checked_process = process;
+	from->checked_splicers = splicers;
+	return 0;
+}
+
 /* What keeps a message of `from`, whose socket is @sk, from being redirected to `to`. */
 static __always_inline __u32 obstacle(struct bypass_settings *settings, struct bpf_sock *sk, struct bypass_end *from,
 				      struct bypass_end *to, __u32 bytes)
 {
-	struct tcp_sock *tcp, *theirs = (struct tcp_sock *)to->socket;
-	__u32 process = to->process;
+	struct tcp_sock *tcp, *theirs;
 	__s64 waiting;
 
 	if (bytes > settings->bulk_bytes)
 		return BYPASS_LARGE;
-	if (to->traits || bpf_map_lookup_elem(&bypass_splicers, &process))
+	if (to->traits || is_read_by_splicer(settings, from, to))
 		return BYPASS_READER;
 	if (to->reads == to->reads_before)
 		return BYPASS_UNSEEN;
@@ -324,23 +188,23 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	if (!tcp || to->copied_seq != tcp->write_seq)
 		return BYPASS_BEHIND;
-	if (tcp->inet_conn.icsk_ulp_ops || BPF_CORE_READ(theirs, inet_conn.icsk_ulp_ops))
+	theirs = bpf_rdonly_cast((void *)to->socket, bpf_core_type_id_kernel(struct tcp_sock));
+	if (tcp->inet_conn.icsk_ulp_ops || theirs->inet_conn.icsk_ulp_ops)
 		return BYPASS_UPPER;
-	if (BPF_CORE_READ(theirs, inet_conn.icsk_inet.sk.sk_rcvlowat) > 1)
+	if (theirs->inet_conn.icsk_inet.sk.sk_rcvlowat > 1)
 		return BYPASS_LOW_MARK;
 	return BYPASS_NOTHING;
 }
 
-/* Ends the program that has the verdict, with @message as it is, if somebody captures. */
-static __always_inline void captured(struct bypass_settings *settings, struct sk_msg_md *message, __u64 now_ns)
+/* Has a message copied whose verdict is given, if somebody captures. */
+static __always_inline void capture(struct bypass_settings *settings, struct sk_msg_md *message, __u64 now_ns)
 {
 	__u64 until_ns = settings->capture_until_ns;
 
 	if (!until_ns)
 		return;
-	if ((__s64)(until_ns - now_ns) > 0)
-		bpf_tail_call(message, &bypass_captures, 0);
-	__sync_fetch_and_add(&settings->capture_missed, 1);
+	if ((__s64)(until_ns - now_ns) <= 0 || !copied(message))
+		__sync_fetch_and_add(&settings->capture_missed, 1);
 }
 
 SEC("sk_msg")
@@ -362,7 +226,7 @@ int bypass_send(struct sk_msg_md *message)
 	if (!mark)
 		return SK_PASS;
 	pair = pair_of(mark);
-	if (!pair || (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK))
+	if (!pair)
 		return SK_PASS;
 	if (mark->role == BYPASS_CLIENT) {
 		from = &pair->ends[0];
@@ -372,6 +236,10 @@ int bypass_send(struct sk_msg_md *message)
 		to = &pair->ends[0];
 	}
 	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
+	from->sends++;
+	from->sender = (__u32)bpf_get_current_pid_tgid();
+	if (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK)
+		return SK_PASS;
 	now_ns = bpf_ktime_get_coarse_ns();
 	if (is_stale(&settings->lease, now_ns)) {
 		found = BYPASS_STALE;
@@ -394,7 +262,7 @@ int bypass_send(struct sk_msg_md *message)
 			from->redirected_messages++;
 			from->burst_messages++;
 			from->obstacle = BYPASS_NOTHING;
-			captured(settings, message, now_ns);
+			capture(settings, message, now_ns);
 			return SK_PASS;
 		}
 		from->redirected_bytes -= bytes;
@@ -405,7 +273,7 @@ int bypass_send(struct sk_msg_md *message)
 	from->passed_messages++;
 	if (found == BYPASS_FULL)
 		from->full_messages++;
-	captured(settings, message, now_ns);
+	capture(settings, message, now_ns);
 	return SK_PASS;
 }
 
@@ -468,7 +336,8 @@ int bypass_received(__u64 *ctx)
 	    __sync_val_compare_and_swap(&end->copied_seq, before, copied_seq) == before)
 		__sync_fetch_and_add(&end->tcp_bytes, copied_seq - before);
 	__sync_fetch_and_add(&end->received_bytes, length);
-	__sync_fetch_and_add(&end->reads, 1);
+	/* One that two threads read from may miss one. */
+	end->reads++;
 	/* Bytes have left its queue without a recvmsg. */
 	if (end->received_bytes < end->tcp_bytes)
 		end->traits |= BYPASS_SPLICES;
@@ -478,7 +347,7 @@ int bypass_received(__u64 *ctx)
 	return 0;
 }
 
-/* Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). */
+/* Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). What members send, bypass_send counts. */
 SEC("tp_btf/sock_send_length")
 int bypass_sent(__u64 *ctx)
 {
@@ -489,7 +358,7 @@ int bypass_sent(__u64 *ctx)
 	struct bypass_end *end;
 	struct tcp_sock *tcp;
 
-	if ((int)ctx[1] <= 0)
+	if ((int)ctx[1] <= 0 || sk->sk_user_data)
 		return 0;
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	settings = the_settings();
@@ -530,7 +399,10 @@ int bypass_spliced(__u64 *ctx)
 	if (!pair || !settings)
 		return 0;
 	process = bpf_get_current_pid_tgid() >> 32;
-	bpf_map_update_elem(&bypass_splicers, &process, &one, BPF_ANY);
+	if (!bpf_map_lookup_elem(&bypass_splicers, &process)) {
+		bpf_map_update_elem(&bypass_splicers, &process, &one, BPF_ANY);
+		__sync_fetch_and_add(&settings->splicers, 1);
+	}
 	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
 	end->traits |= BYPASS_SPLICES;
 	if ((pair->state == BYPASS_ACTIVE || pair->state == BYPASS_UNFIT || pair->state == BYPASS_LEAVING) &&

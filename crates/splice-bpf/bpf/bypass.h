@@ -105,7 +105,7 @@ struct bypass_end {
 	__u32 copied_seq;	/* when the last recvmsg returned */
 	__u32 traits;		/* enum bypass_trait */
 
-	__u64 sends;		/* messages since it was seen, whichever way they went */
+	__u64 sends;		/* messages since it was seen, whichever way they went; written under its socket lock of a member */
 
 	/* What it has sent as a member, written under its socket lock. */
 	__u64 redirected_bytes;
@@ -120,6 +120,8 @@ struct bypass_end {
 	__u32 window_balance;	/* redirected messages of both ends, less twice the passed ones, when the window began */
 	__u32 poor_windows;	/* in a row, each of which saw a third of the pair's messages pass; or BYPASS_OVER */
 	__u64 poor_since_ns;	/* the end of the first of them */
+	__u32 checked_process;	/* the reader's, which did not splice when settings had */
+	__u32 checked_splicers;	/* so many splicers */
 };
 
 /* One connection between two covered sockets. */
@@ -133,8 +135,8 @@ struct bypass_pair {
 	__u32 told;			/* user space has been told that it is worth a look */
 };
 
-_Static_assert(sizeof(struct bypass_end) == 208, "no padding");
-_Static_assert(sizeof(struct bypass_pair) == 2 * 208 + 24, "no padding");
+_Static_assert(sizeof(struct bypass_end) == 216, "no padding");
+_Static_assert(sizeof(struct bypass_pair) == 2 * 216 + 24, "no padding");
 
 /* What the owner tells the programs, and they tell the owner. */
 struct bypass_settings {
@@ -150,12 +152,17 @@ struct bypass_settings {
 
 	/* Somebody captures messages until then, and says so again and again; 0: nobody. By CLOCK_MONOTONIC. */
 	__u64 capture_until_ns;
-	__u64 capture_missed;	/* messages since it was not said in time, or before there was a program for it */
+	__u64 capture_missed;	/* messages since it was not said in time, or while there was no ring */
+	__u64 capture_taken;	/* messages */
+	__u64 capture_lost;	/* there was no room for them */
+	__u64 capture_torn;	/* that have less of their bytes than they should: the kernel had no memory */
 
 	__u32 bulk_bytes;	/* longer messages go over TCP, and connections whose messages are longer on average */
 	__u32 least_reads;	/* how often an end has to have read before user space looks at the pair */
 	__u32 stopping;		/* no further connection is taken */
 	__u32 owner;		/* its process */
+	__u32 splicers;		/* how many processes were found to splice(2) */
+	__u32 reserved;
 };
 
 /* What a capture takes. */
@@ -168,14 +175,6 @@ struct bypass_capture_setting {
 	struct trace_filter filter;
 	__u32 snap_bytes;	/* of each message */
 	__u32 with_passed;	/* also of members' messages that went over TCP */
-};
-
-/* What a capture has come to. */
-struct bypass_capture_counts {
-	__u64 taken;	/* messages */
-	__u64 lost;	/* there was no room for them */
-	__u64 torn;	/* that have less of their bytes than they should: the kernel had no memory */
-	__u64 reserved;
 };
 
 /* A message that was captured, before its bytes. */

@@ -63,7 +63,6 @@ struct segment_gate segment_gate SHARED;
 struct segment_origin segment_origin SHARED;
 struct mesh_member mesh_member SHARED;
 struct bypass_settings bypass_settings SHARED;
-struct bypass_capture_counts bypass_capture_counts SHARED;
 struct lease lease SHARED;
 struct trace_state trace_state SHARED;
 struct trace_symbol trace_symbol SHARED;

@@ -81,6 +81,26 @@ impl Map {
         })
     }
 
+    /// Makes a ring buffer of so many bytes: a power of two of whole pages.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused).
+    pub fn create_ring(name: &'static str, bytes: u32) -> Result<Self> {
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+            ..Default::default()
+        };
+        let fd = MapHandle::create(MapType::RingBuf, Some(name), 0, 0, bytes, &options)
+            .map_err(|error| refused(format!("the map {name} cannot be made"), &error))?;
+        Ok(Self {
+            name,
+            fd,
+            key_bytes: 0,
+            value_bytes: 0,
+            entries: bytes,
+        })
+    }
+
     /// Adds or replaces an entry.
     ///
     /// # Errors
@@ -120,13 +140,13 @@ impl Map {
         self.update_bytes(key, bytes_of(&value), libbpf_sys::BPF_NOEXIST.into())
     }
 
-    /// Puts a program into an array of programs, in the place of another.
+    /// Puts a map into an array of maps, in the place of another.
     ///
     /// # Errors
     /// The error of bpf(2).
-    pub fn set_program(&self, index: u32, program: &impl AsFd) -> std::result::Result<(), Errno> {
-        // Arrays of programs accept a descriptor as a u32 (`bpf_fd_array_map_update_elem`).
-        let value = program.as_fd().as_raw_fd() as u32;
+    pub fn set_inner(&self, index: u32, inner: &Self) -> std::result::Result<(), Errno> {
+        // Arrays of maps accept a descriptor as a u32 (`bpf_fd_array_map_update_elem`).
+        let value = inner.as_fd().as_raw_fd() as u32;
         self.update_bytes(&index, bytes_of(&value), libbpf_sys::BPF_ANY.into())
     }
 

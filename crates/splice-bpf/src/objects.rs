@@ -11,8 +11,6 @@ objects! {
     ADMIT = "admit";
     /// Hands what one socket sends to the reader of another one on the same host.
     BYPASS = "bypass";
-    /// Copies messages of the members of `BYPASS`.
-    BYPASS_CAPTURE = "bypass_capture";
     /// Makes sockets members of `BYPASS`.
     BYPASS_CONTROL = "bypass_control";
     /// Calls another program from a filter on a clsact qdisc.

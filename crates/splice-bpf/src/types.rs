@@ -325,9 +325,11 @@ pub struct BypassEnd {
     pub window_balance: u32,
     pub poor_windows: u32,
     pub poor_since_ns: u64,
+    pub checked_process: u32,
+    pub checked_splicers: u32,
 }
 
-const _: () = assert!(size_of::<BypassEnd>() == 208);
+const _: () = assert!(size_of::<BypassEnd>() == 216);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassEnd {}
@@ -345,7 +347,7 @@ pub struct BypassPair {
     pub told: u32,
 }
 
-const _: () = assert!(size_of::<BypassPair>() == 440);
+const _: () = assert!(size_of::<BypassPair>() == 456);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassPair {}
@@ -924,31 +926,21 @@ pub struct BypassSettings {
     pub ended_redirected_bytes: AtomicU64,
     pub capture_until_ns: AtomicU64,
     pub capture_missed: AtomicU64,
+    pub capture_taken: AtomicU64,
+    pub capture_lost: AtomicU64,
+    pub capture_torn: AtomicU64,
     pub bulk_bytes: AtomicU32,
     pub least_reads: AtomicU32,
     pub stopping: AtomicU32,
     pub owner: AtomicU32,
+    pub splicers: AtomicU32,
+    pub _reserved: AtomicU32,
 }
 
-const _: () = assert!(size_of::<BypassSettings>() == 112);
+const _: () = assert!(size_of::<BypassSettings>() == 144);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassSettings {}
-
-/// `struct bypass_capture_counts`.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct BypassCaptureCounts {
-    pub taken: AtomicU64,
-    pub lost: AtomicU64,
-    pub torn: AtomicU64,
-    pub _reserved: AtomicU64,
-}
-
-const _: () = assert!(size_of::<BypassCaptureCounts>() == 32);
-#[allow(unsafe_code, reason = "see the comment")]
-// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
-unsafe impl Plain for BypassCaptureCounts {}
 
 /// `struct trace_state`.
 #[derive(Debug, Default)]

@@ -11,23 +11,28 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::clock::now_ns;
 use splice_bpf::types::{
-    BypassCaptureCounts, BypassCaptureSetting, BypassMessage, TraceEnd, TraceFilter,
+    BypassCaptureSetting, BypassMessage, BypassSettings, TraceEnd, TraceFilter,
     bypass_capture_limit, bypass_role,
 };
-use splice_bpf::{Object, RingBuffer, SharedArray, load, objects, wait_for_programs};
+use splice_bpf::{Map, RingBuffer, SharedArray, wait_for_programs};
 use splice_sockmap::Pins;
 
-use super::tables::{self, PINNED, SLOT, address, explained};
+use super::tables::{self, PINNED, SLOT, address};
 use crate::trace::ConnectionFilter;
 
 /// How long the programs copy messages after the last [`Capture::turn`].
 const FRESH: Duration = Duration::from_secs(1);
+
+/// As much as small messages come to in the time between two turns, on a machine that is busy.
+const RING_BYTES: u32 = 16 << 20;
 
 /// An owner that has not written its heartbeat for so long has ended, or every message goes over TCP.
 const OWNER_GONE: Duration = Duration::from_secs(3);
@@ -118,16 +123,87 @@ pub enum CaptureEnd {
 
 /// A running capture.
 pub struct Capture {
-    shared: tables::Shared,
+    claim: Arc<Claim>,
+    captures: Map,
     ring: RingBuffer,
-    counts: SharedArray<BypassCaptureCounts>,
-    /// What was said last of how long it goes on.
-    until_ns: u64,
-    missed_before: u64,
-    missed: u64,
+    /// What captures before it have come to.
+    before: Counts,
+    /// Itself, until the last message is there.
+    last: Option<Counts>,
     is_over: bool,
-    /// The kernel keeps what it runs, so it is not for the program.
-    _object: Object,
+}
+
+/// What captures have come to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    taken: u64,
+    lost: u64,
+    torn: u64,
+    missed: u64,
+}
+
+/// Says that a capture lives, beside the thread that has it.
+#[derive(Clone)]
+pub struct CaptureHeartbeat(Arc<Claim>);
+
+impl CaptureHeartbeat {
+    /// Says it, for one second. Whether it has not ended.
+    pub fn beat(&self) -> bool {
+        self.0.go_on()
+    }
+}
+
+impl fmt::Debug for CaptureHeartbeat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CaptureHeartbeat").finish_non_exhaustive()
+    }
+}
+
+/// That a capture is the one of its bypass.
+struct Claim {
+    settings: SharedArray<BypassSettings>,
+    /// What was said last of how long it goes on; `None` once it has ended.
+    until_ns: Mutex<Option<u64>>,
+}
+
+impl Claim {
+    /// Says that it lives. Whether it does, and was not taken for dead.
+    fn go_on(&self) -> bool {
+        let mut last = self.last();
+        let next = now_ns() + FRESH.as_nanos() as u64;
+        let has_said = last.is_some_and(|last| self.swap(last, next));
+        *last = has_said.then_some(next);
+        has_said
+    }
+
+    /// Says that it has ended.
+    fn end(&self) {
+        if let Some(last) = self.last().take() {
+            // Or another one has it.
+            self.swap(last, 0);
+        }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<u64>> {
+        self.until_ns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn swap(&self, from: u64, to: u64) -> bool {
+        let word = &self.settings.at(0).capture_until_ns;
+        let swapped = word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+        swapped.is_ok()
+    }
+
+    fn counts(&self) -> Counts {
+        let of = self.settings.at(0);
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        Counts {
+            taken: count(&of.capture_taken),
+            lost: count(&of.capture_lost),
+            torn: count(&of.capture_torn),
+            missed: count(&of.capture_missed),
+        }
+    }
 }
 
 impl Capture {
@@ -139,47 +215,53 @@ impl Capture {
     pub fn start(options: &CaptureOptions) -> Result<Self> {
         let pins = Pins::at(&options.pins, PINNED);
         let shared = tables::Shared::open(&pins)?;
-        let settings = shared.settings.at(0);
         let setting = BypassCaptureSetting {
             filter: filter(options.connection),
             snap_bytes: options.snap_bytes.min(CaptureOptions::SNAP_MOST),
             with_passed: options.with_passed.into(),
         };
-        let object = load("bypass_capture", objects::BYPASS_CAPTURE, |opened| {
-            opened.share("bypass_pairs", &shared.pairs)?;
-            opened.share("bypass_marks", &shared.marks)?;
-            opened.share("bypass_control_word", &shared.word)?;
-            opened.set_constant(".rodata.setting", &setting)
-        })
-        .map_err(|error| explained(&error))?;
-        let ring = object.map("bypass_captured")?.consume()?;
-        let counts = object.map("bypass_capture_word")?.share_values()?;
-        let program = object.program("bypass_capture")?;
-        let said = settings.capture_until_ns.load(Ordering::Acquire);
-        let mut capture = Self {
-            ring,
-            counts,
-            until_ns: said,
-            missed_before: 0,
-            missed: 0,
-            is_over: true,
-            shared,
-            _object: object,
+        let map = Map::create_ring("bypass_captured", RING_BYTES)?;
+        let ring = map.consume()?;
+        let said = shared.settings.at(0);
+        let said = said.capture_until_ns.load(Ordering::Acquire);
+        let claim = Claim {
+            settings: shared.settings,
+            until_ns: Mutex::new(Some(said)),
         };
-        if said > now_ns() || !capture.go_on() {
+        if said > now_ns() || !claim.go_on() {
             return Err(Error::new(
                 ErrorKind::System,
                 "another process captures the messages of this bypass: wait until it ends, or end it",
             ));
         }
-        capture.is_over = false;
-        let placed = capture.shared.captures.set_program(SLOT, &program);
-        placed.map_err(|errno| Error::system("cannot have messages captured", errno))?;
-        capture.missed_before = capture.missed_now();
+        // Of a dead capture.
+        shared.captures.remove(&SLOT);
+        let mut capture = Self {
+            claim: Arc::new(claim),
+            captures: shared.captures,
+            ring,
+            before: Counts::default(),
+            last: None,
+            is_over: false,
+        };
+        let failed = |errno| Error::system("cannot have messages captured", errno);
+        let settings = &shared.capture_settings;
+        settings.update(&0u32, &setting).map_err(failed)?;
+        // Programs that run may use the setting of a dead capture.
+        wait();
+        capture.before = capture.claim.counts();
+        let placed = capture.captures.set_inner(SLOT, &map);
+        placed.map_err(failed)?;
         Ok(capture)
     }
 
-    /// Takes what was captured, and says that it goes on. Call it every 10 ms: otherwise messages are lost.
+    /// What says that it lives while the thread that has it is kept from [`turn`](Self::turn).
+    pub fn heartbeat(&self) -> CaptureHeartbeat {
+        CaptureHeartbeat(Arc::clone(&self.claim))
+    }
+
+    /// Takes what was captured, and says that it goes on. Call it every 10 ms: otherwise messages are
+    /// lost, and after a second, all are.
     ///
     /// # Errors
     /// Those of `each`.
@@ -188,12 +270,11 @@ impl Capture {
         each: impl FnMut(&Message<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<Option<CaptureEnd>, E> {
         self.take(each)?;
-        if !self.go_on() {
+        if !self.claim.go_on() {
             self.is_over = true;
             return Ok(Some(CaptureEnd::Superseded));
         }
-        self.missed = self.missed_now() - self.missed_before;
-        let settings = self.shared.settings.at(0);
+        let settings = self.claim.settings.at(0);
         let heartbeat_ns = settings.lease.heartbeat_ns.load(Ordering::Acquire);
         let is_gone = now_ns().saturating_sub(heartbeat_ns) > OWNER_GONE.as_nanos() as u64;
         let has_ended = is_gone || settings.stopping.load(Ordering::Acquire) != 0;
@@ -209,22 +290,22 @@ impl Capture {
         each: impl FnMut(&Message<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<Captured, E> {
         self.end();
-        // Those that run may still write.
-        if wait_for_programs().is_err() {
-            std::thread::sleep(tables::PROGRAM_MOST);
-        }
         self.take(each)?;
         Ok(self.captured())
     }
 
     /// How many messages it were so far.
     pub fn captured(&self) -> Captured {
-        let counts = self.counts.at(0);
-        let count = |of: &std::sync::atomic::AtomicU64| of.load(Ordering::Relaxed);
+        let Counts {
+            taken,
+            lost,
+            torn,
+            missed,
+        } = self.last.unwrap_or_else(|| self.claim.counts());
         Captured {
-            messages: count(&counts.taken),
-            lost: count(&counts.lost) + self.missed,
-            torn: count(&counts.torn),
+            messages: taken - self.before.taken,
+            lost: lost + missed - self.before.lost - self.before.missed,
+            torn: torn - self.before.torn,
         }
     }
 
@@ -256,31 +337,27 @@ impl Capture {
         told
     }
 
-    /// Says that it lives. Whether it was not taken for dead.
-    fn go_on(&mut self) -> bool {
-        let next = now_ns() + FRESH.as_nanos() as u64;
-        let until_ns = &self.shared.settings.at(0).capture_until_ns;
-        let said =
-            until_ns.compare_exchange(self.until_ns, next, Ordering::AcqRel, Ordering::Relaxed);
-        self.until_ns = next;
-        said.is_ok()
-    }
-
-    fn missed_now(&self) -> u64 {
-        let missed = &self.shared.settings.at(0).capture_missed;
-        missed.load(Ordering::Relaxed)
-    }
-
     fn end(&mut self) {
-        if self.is_over || !self.go_on() {
+        if self.is_over || !self.claim.go_on() {
             return;
         }
         self.is_over = true;
-        self.missed = self.missed_now() - self.missed_before;
-        // In this order, so that it does not remove the program of the next.
-        self.shared.captures.remove(&SLOT);
-        let until_ns = &self.shared.settings.at(0).capture_until_ns;
-        let _ = until_ns.compare_exchange(self.until_ns, 0, Ordering::AcqRel, Ordering::Relaxed);
+        let Counts { missed, .. } = self.claim.counts();
+        // In this order, so that it does not remove the ring of the next.
+        self.captures.remove(&SLOT);
+        wait();
+        self.last = Some(Counts {
+            missed,
+            ..self.claim.counts()
+        });
+        self.claim.end();
+    }
+}
+
+/// Waits for programs that run, and may still write into a ring.
+fn wait() {
+    if wait_for_programs().is_err() {
+        thread::sleep(tables::PROGRAM_MOST);
     }
 }
 

@@ -55,7 +55,7 @@ use self::namespaces::Namespaces;
 use self::pair::{Decision, decide, why_unfit};
 use self::tables::{News, PINNED, Sizes, Tables, end_address, peer_address};
 
-pub use self::capture::{Capture, CaptureEnd, CaptureOptions, Captured, Message};
+pub use self::capture::{Capture, CaptureEnd, CaptureHeartbeat, CaptureOptions, Captured, Message};
 pub use self::reason::{Obstacle, Reason};
 pub use self::rule::{Rule, Rules};
 pub use self::status::{Connection, End, State, Status, Sum, status};

@@ -26,12 +26,22 @@ const PAIRS: &str = "pairs";
 const MARKS: &str = "marks";
 const SETTINGS: &str = "settings";
 const CAPTURES: &str = "captures";
+const CAPTURE_SETTINGS: &str = "capture-settings";
 const CONTROL: &str = "control";
 
 /// All of them. The last of the kept ones is the program that user space asks: without it nobody is a member yet. Each of the
 /// attached ones has the name of its program behind a hyphen.
 pub(super) const PINNED: Names = Names {
-    kept: &[MEMBERS, PAIRS, MARKS, SETTINGS, CAPTURES, WORDS, CONTROL],
+    kept: &[
+        MEMBERS,
+        PAIRS,
+        MARKS,
+        SETTINGS,
+        CAPTURE_SETTINGS,
+        CAPTURES,
+        WORDS,
+        CONTROL,
+    ],
     attached: &[
         "link-bypass_gone",
         "link-bypass_received",
@@ -46,7 +56,7 @@ const STALE: Duration = Duration::from_millis(500);
 /// How long after its last word a capture is taken for dead.
 const CAPTURE_FORGOTTEN: Duration = Duration::from_secs(5);
 
-/// Where the program of a capture is in the array of programs.
+/// Where the ring of a capture is.
 pub(super) const SLOT: u32 = 0;
 
 /// A program runs for microseconds; a virtual machine's CPU can be away for some milliseconds meanwhile.
@@ -76,23 +86,23 @@ pub(super) struct Tables {
 
 /// What a capture shares with the programs.
 pub(super) struct Shared {
-    pub(super) pairs: Map,
-    pub(super) marks: Map,
-    pub(super) word: Map,
     pub(super) settings: SharedArray<BypassSettings>,
-    /// The array with the program of the capture.
+    pub(super) capture_settings: Map,
+    /// Where its ring is.
     pub(super) captures: Map,
 }
 
 /// What only the process has that has loaded the programs.
 pub(super) struct News(RingBuffer);
 
+const SET_UP: &str = "the bypass cannot be set up";
+
 /// Why something was refused by bpf(2), with what it was for.
-pub(super) fn explained(error: &Error) -> Error {
+fn explained(what: &str, error: &Error) -> Error {
     let obstacle = Obstacle::of_bpf(error);
     Error::new(
         ErrorKind::BpfRefused,
-        format!("the bypass cannot be set up: {}", obstacle.reason),
+        format!("{what}: {}", obstacle.reason),
     )
     .with_remedy(obstacle.remedy)
 }
@@ -104,7 +114,7 @@ impl Tables {
             opened.resize("bypass_pairs", sizes.connections)?;
             opened.resize("bypass_members", sizes.connections.saturating_mul(2))
         })
-        .map_err(|error| explained(&error))?;
+        .map_err(|error| explained(SET_UP, &error))?;
         let members = object.map("bypass_members")?;
         let pairs = object.map("bypass_pairs")?;
         let marks = object.map("bypass_marks")?;
@@ -120,7 +130,7 @@ impl Tables {
                 .iter()
                 .try_for_each(|(name, map)| opened.share(name, *map))
         })
-        .map_err(|error| explained(&error))?;
+        .map_err(|error| explained(SET_UP, &error))?;
         let settings: SharedArray<BypassSettings> = word.share_values()?;
         let of = settings.at(0);
         of.bulk_bytes.store(sizes.bulk_bytes, Ordering::Relaxed);
@@ -135,6 +145,7 @@ impl Tables {
             (PAIRS, "bypass_pairs"),
             (MARKS, "bypass_marks"),
             (SETTINGS, "bypass_control_word"),
+            (CAPTURE_SETTINGS, "bypass_capture_settings"),
             (CAPTURES, "bypass_captures"),
         ] {
             object.pin_map(map, &pins.path(name))?;
@@ -157,7 +168,7 @@ impl Tables {
         for name in PINNED.attached {
             let program = name.trim_start_matches("link-");
             let attached = object.attach_to_its_tracepoint(program);
-            let mut link = attached.map_err(|error| explained(&error))?;
+            let mut link = attached.map_err(|error| explained(SET_UP, &error))?;
             link.pin(&pins.path(name))?;
         }
         let news = News(object.map("bypass_news")?.consume()?);
@@ -187,7 +198,7 @@ impl Tables {
         })
     }
 
-    /// Takes the program of a dead capture away.
+    /// Takes the ring of a dead capture away.
     pub(super) fn end_stale_capture(&self) {
         let until_ns = &self.settings().capture_until_ns;
         let said = until_ns.load(Ordering::Acquire);
@@ -299,12 +310,9 @@ impl Shared {
     pub(super) fn open(pins: &Pins) -> Result<Self> {
         let open = |name| Map::open(name, &pins.path(name));
         let (pairs, word) = (open(PAIRS)?, open(SETTINGS)?);
-        let settings = settings_of(pins, &word, &pairs)?;
         Ok(Self {
-            pairs,
-            marks: open(MARKS)?,
-            word,
-            settings,
+            settings: settings_of(pins, &word, &pairs)?,
+            capture_settings: open(CAPTURE_SETTINGS)?,
             captures: open(CAPTURES)?,
         })
     }

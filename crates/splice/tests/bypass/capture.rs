@@ -272,7 +272,7 @@ fn there_is_one_capture_at_a_time_and_it_ends_with_the_bypass() {
     assert_eq!(ended.join().expect("no panic"), CaptureEnd::BypassEnded);
 }
 
-/// Neither its program nor its ring stays with the bypass.
+/// Its ring does not stay with the bypass.
 #[test]
 fn the_bypass_forgets_a_capture_that_was_killed() {
     if !available(Need::Root) {
@@ -285,9 +285,9 @@ fn the_bypass_forgets_a_capture_that_was_killed() {
     let mut ends = stage.connect(Lab::SERVER_V4);
     stage.until_redirected(&mut ends);
     std::mem::forget(Capture::start(&options(&stage, &ends)).expect("a capture"));
-    let has_program = || captures.read::<u32, u32>(&0).is_some();
-    assert!(has_program());
-    until("it is forgotten", || !has_program());
+    let has_ring = || captures.read::<u32, u32>(&0).is_some();
+    assert!(has_ring());
+    until("it is forgotten", || !has_ring());
     ends.converse(&mut Random::of_run(62), 100, 300);
     running.stop();
 }

@@ -258,10 +258,11 @@ impl Loaded {
     /// All that has to do with what is pinned.
     fn of(stage: &Stage) -> Self {
         let pinned = |name: &str| MapHandle::from_pinned_path(stage.pins.path().join(name));
-        let pinned = ["members", "pairs", "marks", "settings"].map(|name| {
+        let pinned = PINNED[..6].iter().map(|name| {
             let map = pinned(name).expect("a map");
             map.info().expect("known").info.id
         });
+        let pinned: Vec<u32> = pinned.collect();
         let mut loaded = Self::default();
         let options = ProgInfoQueryOptions::default().include_map_ids(true);
         for program in ProgInfoIter::with_query_opts(options) {
@@ -309,7 +310,7 @@ fn nothing_stays_in_the_kernel_however_it_ends() {
         // Six programs, four of them at tracepoints.
         assert_eq!(loaded.programs.len(), 6, "{loaded:?}");
         assert_eq!(loaded.left()[2], 4, "{loaded:?}");
-        assert!(loaded.left()[0] >= 7, "{loaded:?}");
+        assert!(loaded.left()[0] >= 9, "{loaded:?}");
         if is_stopped {
             running.stop();
         } else {
@@ -324,11 +325,13 @@ fn nothing_stays_in_the_kernel_however_it_ends() {
 }
 
 /// In the order in which they are pinned; they are removed in reverse.
-const PINNED: [&str; 10] = [
+const PINNED: [&str; 12] = [
     "members",
     "pairs",
     "marks",
     "settings",
+    "capture-settings",
+    "captures",
     "words",
     "control",
     "link-bypass_gone",

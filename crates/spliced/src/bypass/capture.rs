@@ -24,6 +24,9 @@ use crate::signal::{Request, Signals};
 /// How often to take what was captured.
 const TURN_EVERY: Duration = Duration::from_millis(10);
 
+/// Several times in the second for which it counts.
+const BEAT_EVERY: Duration = Duration::from_millis(100);
+
 /// Captures until a signal comes, as many messages were captured as were asked for, or the bypass ends.
 ///
 /// # Errors
@@ -53,6 +56,16 @@ pub(super) fn run(
     let capture = Capture::start(&options)?;
     let output = open(&args.write)?;
     progress.running();
+    // A reader that does not read keeps the other thread from saying it.
+    let heartbeat = capture.heartbeat();
+    let beating = thread::Builder::new().name("heartbeat".into());
+    beating
+        .spawn(move || {
+            while heartbeat.beat() {
+                thread::sleep(BEAT_EVERY);
+            }
+        })
+        .context("cannot start a thread")?;
     let written = write(args, capture, output, &is_over);
     match written {
         // Its reader has seen enough.

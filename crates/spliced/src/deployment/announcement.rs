@@ -71,36 +71,46 @@ impl Deployment {
             tracing::warn!("connections are copied and not spliced: {why}");
             return Some(why.to_string());
         }
-        let copying = splicing
-            .iter()
-            .filter(|listening| is_before_own_servers(listening));
-        let names: Vec<_> = copying
-            .map(|listening| listening.service.terms().plan.name.clone())
-            .collect();
-        for name in names.iter().take(LISTENERS_NAMED) {
+        let copying = splicing.iter().filter_map(|listening| {
+            let name = listening.service.terms().plan.name.clone();
+            Some((name, likely_copied(listening)?))
+        });
+        let copying: Vec<_> = copying.collect();
+        for (name, which) in copying.iter().take(LISTENERS_NAMED) {
             tracing::info!(
-                "{name}: clients of other hosts are copied and not spliced: its servers are on this host, so that segment \
-                 sizes differ; engine = \"segment\" announces sizes that fit"
+                "{name}: {which}, so that segment sizes differ; engine = \"segment\" announces sizes that fit"
             );
         }
-        if let Some(more @ 1..) = names.len().checked_sub(LISTENERS_NAMED) {
-            tracing::info!("{more} more listeners have all their servers on this host");
+        if let Some(more @ 1..) = copying.len().checked_sub(LISTENERS_NAMED) {
+            tracing::info!(
+                "{more} more listeners have clients whose segments differ in size from those of their servers"
+            );
         }
         None
     }
 }
 
-/// Whether clients of other hosts may come, and all of them go to servers of this one.
-fn is_before_own_servers(listening: &Listening) -> bool {
+/// Clients that a listener is likely to have, if those pass the loopback device and all of its servers do not, or the other
+/// way round; and what becomes of them.
+fn likely_copied(listening: &Listening) -> Option<&'static str> {
     let servers = |backend: &Arc<Backend>| backend.addresses();
     let terms = listening.service.terms();
-    let mut servers = terms.backends().flat_map(servers).peekable();
-    !listening
-        .addresses
-        .iter()
-        .all(SocketAddress::is_of_loopback)
-        && servers.peek().is_some()
-        && servers.all(|server| is_on_this_host(&server))
+    let own = terms.backends().flat_map(servers);
+    let own: Vec<_> = own.map(|server| is_on_this_host(&server)).collect();
+    let mut places = listening.addresses.iter();
+    let is_inet = |place: &SocketAddress| place.inet().is_some();
+    if own.is_empty() || !places.clone().all(is_inet) {
+        return None;
+    }
+    match places.all(SocketAddress::is_of_loopback) {
+        false if own.iter().all(|own| *own) => {
+            Some("clients of other hosts are copied and not spliced: its servers are on this host")
+        }
+        true if !own.iter().any(|own| *own) => {
+            Some("clients of this host are copied and not spliced: its servers are on other hosts")
+        }
+        _ => None,
+    }
 }
 
 /// Logs why engines are missing, which `auto` goes on without. The log level is asked first, since

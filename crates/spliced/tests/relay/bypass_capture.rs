@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use netlab::Process;
 use rustix::process::Signal;
@@ -188,6 +189,36 @@ fn a_reader_of_standard_output_sees_messages_as_they_come_and_may_go_away() {
     });
     assert_eq!(capture.wait_end().code(), Some(0));
     assert_eq!(statistics(&file)[1], 0);
+    bypass.terminate();
+}
+
+/// Longer than a capture that says nothing is taken for alive.
+const STOPPED: Duration = Duration::from_secs(6);
+
+#[test]
+fn a_reader_that_stops_loses_messages_and_is_told_how_many() {
+    let Some(place) = Place::new() else { return };
+    let mut bypass = place.start(&[]);
+    let ends = until_redirected(&place);
+    let mut capture = place.capture(&["-w", "-"]);
+    let mut stdout = capture.take_stdout();
+    let begun = Instant::now();
+    let count = || redirected(&place.status());
+    let before = count();
+    // The pipe, and the buffer of the kernel behind it, are full by then.
+    ends.under_load(|| {
+        until("many have passed", || {
+            begun.elapsed() > STOPPED && count() > before + 60_000
+        });
+    });
+    capture.signal(Signal::INT);
+    let mut file = Vec::new();
+    stdout.read_to_end(&mut file).expect("read");
+    assert_eq!(capture.wait_end().code(), Some(0));
+    let [received, dropped] = statistics(&file);
+    assert!(0 < dropped && dropped < received, "{dropped} of {received}");
+    assert!(received >= count() - before, "{received}");
+    assert_eq!(capture.lines_logged("were lost, since they came faster"), 1);
     bypass.terminate();
 }
 
