@@ -249,23 +249,6 @@ fn each_engine_shows_its_own_way() {
 }
 
 #[test]
-#[ignore = "kernel: lets programs be attached to its functions"]
-fn functions_are_seen_where_the_kernel_lets_them() {
-    if !available(Need::Bpf) {
-        return;
-    }
-    let report = report(&["--means", "functions", "--engine", "direct,copy,pipe"]);
-    assert_eq!(report["means"], "functions");
-    for trace in list(&report["traces"]) {
-        assert_eq!(trace["lost"], 0);
-        for context in list(&trace["contexts"]) {
-            check_times(&context["calls"], f64::MIN, f64::MAX);
-        }
-        check_way(trace, text(&trace["engine"]));
-    }
-}
-
-#[test]
 fn the_demonstration_is_a_page_with_a_table_and_a_tree_for_each_way() {
     if !available(Need::Netns) || !available(Need::Bpf) {
         return;
