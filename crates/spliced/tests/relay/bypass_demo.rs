@@ -45,7 +45,7 @@ fn the_demonstration_shows_both_redirects_beside_tcp_and_leaves_nothing() {
         ("TCP", "", false, 0.0..=0.0),
         ("send to local", "send to local", false, 1.0..=1.0),
         // A heartbeat that comes late on a busy machine lets messages pass.
-        ("spliced bypass", "send to local", false, 0.001..=1.0),
+        ("'spliced bypass'", "send to local", false, 0.001..=1.0),
         ("TCP, copied by the proxy", "", true, 0.0..=0.0),
         ("send to egress", "send to egress", true, 1.0..=1.0),
     ];

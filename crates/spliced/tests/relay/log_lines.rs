@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use netlab::Process;
+use netlab::{Need, Process, available};
 use rustix::fs::fstat;
 use rustix::process::Signal;
 
@@ -157,4 +157,39 @@ fn a_refused_reload_is_one_line() {
     for line in proxy.relay.logged() {
         assert!(line.starts_with("20"), "no time: {line}");
     }
+}
+
+/// The commonest cases in which `auto` cannot splice; the remedy is in the line.
+#[test]
+fn a_start_says_whose_connections_will_be_copied() {
+    if !available(Need::Root) || !available(Need::Bpf) {
+        return;
+    }
+    let line = |listen: &str, server: &str| {
+        let mut relay = Relay::spawn_silent(&mut command(&["relay", listen, server]));
+        relay.wait_logged("control socket");
+        let lines = relay.logged();
+        relay.terminate();
+        let told = lines
+            .into_iter()
+            .filter(|line| line.contains(" are copied and not spliced: "));
+        let told = told.map(|line| line.split_once("INFO ").expect("a level").1.to_owned());
+        told.collect::<Vec<_>>()
+    };
+    let remedy = "so that segment sizes differ; engine = \"segment\" announces sizes that fit";
+    // TEST-NET-1 (RFC 5737) is on no host.
+    assert_eq!(
+        line("127.0.0.1:0", "192.0.2.1:1"),
+        [format!(
+            "127.0.0.1:0: clients of this host are copied and not spliced: its servers are on other hosts, {remedy}"
+        )]
+    );
+    assert_eq!(
+        line("0.0.0.0:0", "127.0.0.1:1"),
+        [format!(
+            "0.0.0.0:0: clients of other hosts are copied and not spliced: its servers are on this host, {remedy}"
+        )]
+    );
+    assert_eq!(line("127.0.0.1:0", "127.0.0.1:1"), [] as [String; 0]);
+    assert_eq!(line("0.0.0.0:0", "192.0.2.1:1"), [] as [String; 0]);
 }

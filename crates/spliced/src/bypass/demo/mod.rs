@@ -67,7 +67,7 @@ impl Way {
         match self {
             Self::Tcp => "TCP",
             Self::SendToLocal => "send to local",
-            Self::Bypass => "spliced bypass",
+            Self::Bypass => "'spliced bypass'",
             Self::ThroughProxy => "TCP, copied by the proxy",
             Self::SendToEgress => "send to egress",
         }
