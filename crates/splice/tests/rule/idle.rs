@@ -66,14 +66,28 @@ pub(crate) fn ends_a_stalled_pair(engine: &Contestant) {
 }
 
 pub(crate) fn leaves_a_talking_pair(engine: &Contestant) {
+    talks(engine, |_| ());
+}
+
+/// Bytes of one direction are enough.
+pub(crate) fn leaves_a_pair_that_talks_beside_a_blocked_direction(engine: &Contestant) {
+    talks(engine, |joined| {
+        send_until_blocked(&joined.b, payloads()[1], 0, 64 << 20);
+    });
+}
+
+fn talks(engine: &Contestant, prepare: impl Fn(&Joined)) {
     let relay = Relay::with_limits(engine, limits(LONG));
     for chance in 1.. {
         let joined = relay.join(Mix::TCP4);
+        let began = Instant::now();
+        prepare(&joined);
+        let before = began.elapsed();
         let Some(silence) = silence_that_ended(&joined.a, &joined.b, payloads()[0], LONG) else {
             break;
         };
         assert_eq!(outcome(&joined.handle).reason, Reason::Idle);
-        assert!(silence >= LONG, "ended as idle after {silence:?}");
+        assert!(before + silence >= LONG, "ended as idle after {silence:?}");
         assert!(chance < CHANCES, "the machine never let the pair talk");
     }
 }

@@ -62,7 +62,7 @@ impl Running {
         if look_at.is_none_or(|at| at > now) {
             return false;
         }
-        let last_moved_at = self.status.meter.moved_at();
+        let last_moved_at = self.last_moved_at(now);
         let Some(half_close) = &mut self.half_close else {
             return false;
         };

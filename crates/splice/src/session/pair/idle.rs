@@ -28,7 +28,7 @@ impl Running {
         if self.idle.as_ref().is_none_or(|idle| idle.look_at > now) {
             return false;
         }
-        let moved_at = self.status.meter.moved_at();
+        let moved_at = self.last_moved_at(now);
         self.idle.as_mut().is_some_and(|idle| {
             idle.look_at = moved_at + idle.timeout;
             idle.look_at <= now

@@ -369,6 +369,15 @@ impl Running {
         self.directions.each_ref().map(Direction::carriers_used)
     }
 
+    /// When a byte last moved, by user space or in the kernel. An engine moves those of one direction
+    /// while it still waits for the other one.
+    fn last_moved_at(&self, now: Instant) -> Instant {
+        let held = self.kernel.as_ref();
+        let in_kernel = held.and_then(|held| held.engine.counters().moved_at(now));
+        let moved_at = self.status.meter.moved_at();
+        in_kernel.map_or(moved_at, |at| at.max(moved_at))
+    }
+
     fn ask_at(&self) -> Option<Instant> {
         self.promotion.as_ref()?.ask_at()
     }
