@@ -144,7 +144,7 @@ pub(crate) struct CaptureArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
 
-    /// Also messages of redirected connections that went over TCP, with a comment that says so.
+    /// Also messages of redirected connections that went over TCP, as they were offered, with a comment that says so.
     #[arg(long)]
     pub(crate) with_passed: bool,
 

@@ -231,7 +231,7 @@ impl Capture {
         if said > now_ns() || !claim.go_on() {
             return Err(Error::new(
                 ErrorKind::System,
-                "another process captures the messages of this bypass: wait until it ends, or end it",
+                "another process captures the messages of this bypass: wait until it ends, or end it (one that was killed counts for two seconds)",
             ));
         }
         // Of a dead capture.

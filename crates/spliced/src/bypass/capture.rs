@@ -18,7 +18,7 @@ use splice::trace::ConnectionFilter;
 use super::pcapng::File;
 use crate::bypass_args::CaptureArgs;
 use crate::diagnostics::Diagnostics;
-use crate::exit_status::Ended;
+use crate::exit_status::{Ended, FAILED};
 use crate::signal::{Request, Signals};
 
 /// How often to take what was captured.
@@ -47,8 +47,9 @@ pub(super) fn run(
     let progress = signals.watch(diagnostics.clone(), false, {
         let is_over = Arc::clone(&is_over);
         move |request| {
-            if request == Request::Stop {
-                is_over.store(true, Ordering::Relaxed);
+            if request == Request::Stop && is_over.swap(true, Ordering::Relaxed) {
+                // It waits for the reader of a pipe.
+                std::process::exit(FAILED.into());
             }
         }
     })?;
@@ -73,10 +74,22 @@ pub(super) fn run(
         written => {
             let captured =
                 written.with_context(|| format!("cannot write {}", args.write.display()))?;
-            tell(&captured);
+            tell(&captured.captured);
+            if captured.stood_still {
+                bail!(
+                    "the capture stood still for over five seconds, and was taken for dead: what was sent since is missing from {}",
+                    args.write.display()
+                );
+            }
             Ok(Ended::Well)
         }
     }
+}
+
+/// What has become of a capture.
+struct Written {
+    captured: Captured,
+    stood_still: bool,
 }
 
 fn is_broken_pipe(error: &io::Error) -> bool {
@@ -139,7 +152,7 @@ fn write(
     mut capture: Capture,
     output: Box<dyn Write>,
     is_over: &AtomicBool,
-) -> io::Result<Captured> {
+) -> io::Result<Written> {
     let mut file = File::begin(BufWriter::new(output), args.snap_bytes)?;
     file.flush()?;
     tracing::info!("captures; a signal ends it");
@@ -154,6 +167,7 @@ fn write(
         }
         file.add(message)
     };
+    let mut stood_still = false;
     while !is_over.load(Ordering::Relaxed) {
         let ended = capture.turn(|message| add(&mut file, message))?;
         file.flush()?;
@@ -164,14 +178,19 @@ fn write(
                 break;
             }
             Some(CaptureEnd::Superseded) => {
-                tracing::warn!("the capture has ended: it stood still, and was taken for dead");
+                stood_still = true;
                 break;
             }
         }
     }
-    let captured = capture.finish(|message| add(&mut file, message))?;
+    let mut captured = capture.finish(|message| add(&mut file, message))?;
+    // More may have come than were asked for.
+    captured.messages = captured.messages.min(args.count.unwrap_or(u64::MAX));
     file.finish(captured)?;
-    Ok(captured)
+    Ok(Written {
+        captured,
+        stood_still,
+    })
 }
 
 fn tell(captured: &Captured) {
@@ -181,12 +200,16 @@ fn tell(captured: &Captured) {
         torn,
         ..
     } = *captured;
-    if lost > 0 || torn > 0 {
+    if lost > 0 {
         tracing::warn!(
-            "{messages} messages captured; {lost} were lost, since they came faster than they could be written, and {torn} \
-             have less of their bytes than they should"
+            "{messages} messages captured; {lost} were lost, since they came faster than they could be written"
         );
     } else {
         tracing::info!("{messages} messages captured, none lost");
+    }
+    if torn > 0 {
+        tracing::warn!(
+            "{torn} of the messages have less of their bytes than they should: the kernel was short of memory"
+        );
     }
 }

@@ -26,6 +26,18 @@ const MOUNTED: &str = "/sys/fs/bpf";
 const LEAVE_AGAIN: Duration = Duration::from_millis(2);
 const LEAVE_TRIES: u32 = 500;
 
+/// What the control group of a trial is called, before the number of the process.
+const NAME: &str = "spliced-trace-";
+
+/// Removes those of trials that were ended by a signal. One with a thread cannot be removed.
+fn clear(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(NAME) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
 /// A running bypass, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Bypassed {
@@ -50,9 +62,9 @@ impl Group {
                 "there are no control groups of version 2 (mount -t cgroup2), and the bypass covers those"
             ));
         };
-        let path = root
-            .join(own)
-            .join(format!("spliced-trace-{}", std::process::id()));
+        let before = root.join(own);
+        clear(&before);
+        let path = before.join(format!("{NAME}{}", std::process::id()));
         let made =
             fs::create_dir(&path).and_then(|()| fs::write(path.join("cgroup.type"), "threaded"));
         made.with_context(|| format!("cannot make the control group {}", path.display()))?;

@@ -58,7 +58,7 @@ fn of_all(summaries: &[Summary]) -> String {
     };
     let devices = range(&|it| it.device_to_device_ns, &micros);
     format!(
-        "{} messages: {}, {}, {}{}",
+        "{} messages, each with {}, {}, {}{}",
         summaries.len(),
         number(&|it| it.calls, "calls"),
         number(&|it| it.wakeups, "wake-ups"),

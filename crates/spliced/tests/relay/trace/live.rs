@@ -515,14 +515,14 @@ fn an_interrupted_trace_prints_the_messages_so_far() {
         for part in [
             "\nmessage 1: ",
             "\nmessage 2: ",
-            " messages: ",
+            " messages, each with ",
             "us from device to device",
         ] {
             assert!(printed.contains(part), "no {part:?} in {printed}");
         }
         let last = printed.lines().last().expect("lines");
         assert!(
-            last.contains(" messages: ") && last.contains("wake-ups"),
+            last.contains(" messages, each with ") && last.contains("wake-ups"),
             "{last}"
         );
     }
