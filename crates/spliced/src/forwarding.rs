@@ -142,6 +142,7 @@ impl Forwarding {
 
     fn follow(&self) {
         self.adapt(&mut lock(&self.options));
+        self.record.forget_former();
         for server in self.record.cut_servers() {
             self.forward.cut(server);
         }

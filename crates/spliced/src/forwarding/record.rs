@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use splice::{EngineName, ForwardEnd, ForwardEvent, ForwardTimes, Forwarded};
 
@@ -37,7 +38,13 @@ struct OfServer {
     /// One for each, so that whoever waits for the last connection of the process waits for these, too.
     permits: Vec<ConnectionPermit>,
     flows: Option<Flows>,
+    /// Since when new connections go elsewhere.
+    left_at: Option<Instant>,
 }
+
+/// So long after new connections go to another server, one may still be found that has begun before: several looks at all
+/// connections.
+const LAST_FOUND_WITHIN: Duration = Duration::from_secs(2);
 
 impl Record {
     pub(super) fn of(service: &Arc<Service>) -> Arc<Self> {
@@ -57,10 +64,22 @@ impl Record {
     pub(super) fn leads_to(&self, server: SocketAddr, backend: &Arc<Backend>) {
         let mut open = lock(&self.open);
         open.backend = Arc::downgrade(backend);
-        open.by_server
-            .retain(|known, of_server| *known == server || !of_server.permits.is_empty());
+        for (_, former) in open.by_server.iter_mut().filter(|(it, _)| **it != server) {
+            former.left_at.get_or_insert_with(Instant::now);
+        }
         let of_server = open.by_server.entry(server).or_default();
+        of_server.left_at = None;
         of_server.belong_to(backend.flows());
+    }
+
+    /// Forgets servers that have had their last connection.
+    pub(super) fn forget_former(&self) {
+        lock(&self.open).by_server.retain(|_, of_server| {
+            let is_over = of_server
+                .left_at
+                .is_some_and(|at| at.elapsed() > LAST_FOUND_WITHIN);
+            !is_over || !of_server.permits.is_empty()
+        });
     }
 
     pub(super) fn is_led_to(&self, backend: &Arc<Backend>) -> bool {

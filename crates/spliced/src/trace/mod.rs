@@ -168,3 +168,27 @@ fn trials(args: &TraceArgs, recorder: &mut Recorder) -> Result<Vec<Traced>> {
     }
     Ok(traces)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_attached_is_named_with_the_reason() {
+        let mut observed = Observed {
+            means: Means::Stacks,
+            places: 30,
+            missing: vec!["sock_recv_length", "sock_send_length"],
+            late: vec!["sched_waking"],
+            attached_in: Duration::from_millis(140),
+        };
+        assert_eq!(
+            observed.in_words(),
+            "attached to 30 tracepoints in 140 ms, but not to sock_recv_length, sock_send_length, which this kernel lacks; there \
+             was no time for sched_waking, which a longer --attach-within gives"
+        );
+        observed.missing.clear();
+        observed.late.clear();
+        assert_eq!(observed.in_words(), "attached to 30 tracepoints in 140 ms");
+    }
+}
