@@ -8,7 +8,7 @@
 //! over with a failure
 //! ```
 //!
-//! While it runs, a request to reload changes it to another plan (`deployment.rs`), or changes nothing.
+//! While it runs, a request to reload changes it to another plan (`deployment/mod.rs`), or changes nothing.
 //!
 //! As long as the relay has nothing to undo while it starts, a signal ends the process at once with
 //! status 0. While it cuts connections, a second signal ends it without waiting for the logs
