@@ -30,7 +30,8 @@ fn an_error_about_a_flow_that_is_over_goes_to_the_stack() {
         }
         flow.state.store(state::SPLICED, Relaxed);
         assert_eq!(scene.verdict(0, &error), DROP);
-        assert_eq!(flow.state.load(Relaxed), state::HELD);
+        // It is held, unless user space has gone on with it already.
+        assert_ne!(flow.state.load(Relaxed), state::SPLICED);
     }
 }
 
