@@ -20,6 +20,7 @@
 
 mod batch;
 mod counters;
+mod destination;
 mod listeners;
 mod plan;
 mod sender;
@@ -36,6 +37,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result};
 
 use self::counters::Counters;
+use self::destination::Destination;
 use self::listeners::Listeners;
 pub(crate) use self::plan::DatagramPlan;
 use self::worker::{Shared, Worker};
@@ -96,11 +98,10 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         target.keep_off(&addresses);
     }
     let shared = Arc::new(Shared {
-        target,
+        destination: Destination::of_target(target),
         access_log: access_log.clone(),
         open: AtomicUsize::new(0),
         made: AtomicUsize::new(0),
-        next_address: AtomicUsize::new(0),
         cut_short: AtomicUsize::new(0),
         total: Mutex::new(Counters::default()),
         full: RateLimitedWarning::of(

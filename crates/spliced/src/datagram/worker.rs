@@ -10,10 +10,10 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, bind};
 
 use super::batch::Batch;
 use super::counters::{Counters, Flow};
+use super::destination::{Destination, words};
 use super::plan::DatagramPlan;
 use super::sender::Sender;
 use super::session::Session;
@@ -21,10 +21,8 @@ use super::sessions::Sessions;
 use super::socket::{DatagramSocket, Offload, Piece};
 use crate::access_log::AccessLog;
 use crate::rate_limited_warning::RateLimitedWarning;
-use crate::resource_limit::limit_met;
 use crate::sessions::{Asked, Inbox, KILLED, Survey};
 use crate::socket_address::SocketAddress;
-use crate::target::Target;
 
 /// While the relay drains, a session without a datagram for this time has ended: longer than any answer
 /// takes that a client still waits for on most networks.
@@ -41,14 +39,12 @@ pub(crate) struct Shared {
     pub(crate) plan: DatagramPlan,
     /// That the listeners of each thread are bound to.
     pub(crate) addresses: Vec<SocketAddress>,
-    pub(crate) target: Arc<Target>,
+    pub(crate) destination: Destination,
     pub(crate) access_log: Option<AccessLog>,
     /// Sessions that are open.
     pub(crate) open: AtomicUsize,
     /// Sessions so far.
     pub(crate) made: AtomicUsize,
-    /// Which of the target's addresses a session takes: the next one, once one has refused.
-    pub(crate) next_address: AtomicUsize,
     pub(crate) cut_short: AtomicUsize,
     pub(crate) total: Mutex<Counters>,
     pub(crate) full: RateLimitedWarning,
@@ -423,10 +419,7 @@ impl Relaying {
         let Some(session) = self.sessions.get(number) else {
             return;
         };
-        if session.to_client.datagrams == 0 {
-            // The next session tries the next address, if the target has several.
-            self.shared.next_address.fetch_add(1, Ordering::Relaxed);
-        }
+        self.shared.destination.failed(session);
         self.end(number, format!("the target failed: {}", words(errno)));
     }
 
@@ -448,46 +441,27 @@ impl Relaying {
             return Err("the relay is ending".into());
         }
         self.make_room()?;
-        let addresses = self.shared.target.addresses();
-        if addresses.is_empty() {
-            return Err(self.shared.target.why_nowhere());
-        }
-        let first = self.shared.next_address.load(Ordering::Relaxed);
-        let mut why = String::new();
-        for turn in 0..addresses.len() {
-            let target = &addresses[first.wrapping_add(turn) % addresses.len()];
-            match connect(target) {
-                Ok(socket) => {
-                    let number = self.sessions.next_number();
-                    let token = EventData::new_u64(number as u64);
-                    if let Err(errno) = epoll::add(&self.epoll, socket.fd(), token, EventFlags::IN)
-                    {
-                        return Err(format!("a session cannot be watched: {}", words(errno)));
-                    }
-                    self.shared.open.fetch_add(1, Ordering::Relaxed);
-                    self.counters.sessions += 1;
-                    let id = self.shared.made.fetch_add(1, Ordering::Relaxed) as u64 + 1;
-                    let session = Session {
-                        id,
-                        client: client.clone(),
-                        listener,
-                        socket,
-                        target: target.clone(),
-                        to_target: Flow::default(),
-                        to_client: Flow::default(),
-                        began: now,
-                        used: now,
-                    };
-                    self.shared.log(&session, None);
-                    return Ok(self.sessions.insert(session));
-                }
-                Err(errno) => {
-                    let reason = limit_met(errno).unwrap_or_else(|| words(errno));
-                    why = format!("{target} cannot be reached: {reason}");
-                }
-            }
-        }
-        Err(why)
+        let place = self.shared.destination.place()?;
+        let number = self.sessions.next_number();
+        let token = EventData::new_u64(number as u64);
+        epoll::add(&self.epoll, place.socket.fd(), token, EventFlags::IN)
+            .map_err(|errno| format!("a session cannot be watched: {}", words(errno)))?;
+        self.shared.open.fetch_add(1, Ordering::Relaxed);
+        self.counters.sessions += 1;
+        let id = self.shared.made.fetch_add(1, Ordering::Relaxed) as u64 + 1;
+        let session = Session {
+            id,
+            client: client.clone(),
+            listener,
+            socket: place.socket,
+            target: place.target,
+            to_target: Flow::default(),
+            to_client: Flow::default(),
+            began: now,
+            used: now,
+        };
+        self.shared.log(&session, None);
+        Ok(self.sessions.insert(session))
     }
 
     /// At the bound, ends the session that has been idle longest.
@@ -564,19 +538,4 @@ fn count(
         Err(errno) => return Err(errno),
     }
     Ok(true)
-}
-
-/// A socket of a session's own to `target`.
-fn connect(target: &SocketAddress) -> Result<DatagramSocket, Errno> {
-    let socket = DatagramSocket::new(target)?;
-    if matches!(target, SocketAddress::Unix(_)) {
-        // The kernel picks a name, to which the target can send its answers (unix(7), autobind).
-        bind(socket.fd(), &SocketAddrUnix::new_unnamed())?;
-    }
-    target.connect(socket.fd())?;
-    Ok(socket)
-}
-
-fn words(errno: Errno) -> String {
-    std::io::Error::from(errno).to_string()
 }
