@@ -26,6 +26,7 @@ mod sender;
 mod session;
 mod sessions;
 mod socket;
+mod terms;
 mod worker;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,6 +39,7 @@ use anyhow::{Error, Result};
 use self::counters::Counters;
 use self::listeners::Listeners;
 pub(crate) use self::plan::DatagramPlan;
+pub(crate) use self::terms::DatagramTerms;
 use self::worker::{Shared, Worker};
 use crate::access_log::AccessLog;
 use crate::admin::{AdminSocket, Single, check_groups};
