@@ -27,6 +27,7 @@ mod sender;
 mod session;
 mod sessions;
 mod socket;
+mod terms;
 mod worker;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,6 +41,7 @@ use self::counters::Counters;
 use self::destination::Destination;
 use self::listeners::Listeners;
 pub(crate) use self::plan::DatagramPlan;
+pub(crate) use self::terms::DatagramTerms;
 use self::worker::{Shared, Worker};
 use crate::access_log::AccessLog;
 use crate::admin::{AdminSocket, Single, check_groups};

@@ -271,8 +271,8 @@ impl Relaying {
 
     fn idle_timeout(&self) -> Duration {
         match self.phase {
-            RUNNING => self.shared.plan.idle_timeout,
-            _ => self.shared.plan.idle_timeout.min(QUIET),
+            RUNNING => self.shared.plan.terms.idle_timeout,
+            _ => self.shared.plan.terms.idle_timeout.min(QUIET),
         }
     }
 
@@ -466,7 +466,7 @@ impl Relaying {
 
     /// At the bound, ends the session that has been idle longest.
     fn make_room(&mut self) -> Result<(), String> {
-        let most = self.shared.plan.max_sessions;
+        let most = self.shared.plan.terms.max_sessions;
         if self.shared.open.load(Ordering::Relaxed) < most {
             return Ok(());
         }
