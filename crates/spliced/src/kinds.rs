@@ -4,10 +4,10 @@ use anyhow::Result;
 use splice::{EngineChoice, EngineName, SocketName, VsockAddress};
 
 use crate::cli::RelayArgs;
-use crate::datagram::{DatagramPlan, DatagramTerms};
+use crate::datagram::DatagramPlan;
 use crate::file_access::FileAccess;
 use crate::plain::PlainPlan;
-use crate::plan::Plan;
+use crate::plan::{DatagramTerms, Plan};
 use crate::refusal::WrongUsage;
 use crate::relay;
 

@@ -31,22 +31,37 @@ impl Outgoing {
         client: Option<IpAddr>,
     ) -> Result<OwnedFd, Errno> {
         let socket = server.socket()?;
+        self.prepare(&socket, plan, server, client)?;
+        Ok(socket)
+    }
+
+    /// Gives a new socket of any kind what `plan` says, before it is connected to `server` for this client.
+    ///
+    /// # Errors
+    /// As [`socket`](Self::socket).
+    pub(crate) fn prepare(
+        &self,
+        socket: &OwnedFd,
+        plan: &BackendPlan,
+        server: &SocketAddress,
+        client: Option<IpAddr>,
+    ) -> Result<(), Errno> {
         let SocketAddress::Inet(server) = server else {
-            return Ok(socket);
+            return Ok(());
         };
         if let Some(mark) = plan.mark {
-            setsockopt(&socket, sockopt::Mark, &mark).map_err(from_nix)?;
+            setsockopt(socket, sockopt::Mark, &mark).map_err(from_nix)?;
         }
         if let Some(interface) = &plan.interface {
-            setsockopt(&socket, sockopt::BindToDevice, &interface.into()).map_err(from_nix)?;
+            setsockopt(socket, sockopt::BindToDevice, &interface.into()).map_err(from_nix)?;
         }
         let source = match &plan.source {
-            Source::Host => return Ok(socket),
+            Source::Host => return Ok(()),
             // A UNIX socket's client has no address.
             Source::Client => match client {
-                None => return Ok(socket),
+                None => return Ok(()),
                 Some(client) => {
-                    setsockopt(&socket, sockopt::IpTransparent, &true).map_err(from_nix)?;
+                    setsockopt(socket, sockopt::IpTransparent, &true).map_err(from_nix)?;
                     of_family(client, server).ok_or(Errno::AFNOSUPPORT)?
                 }
             },
@@ -64,9 +79,8 @@ impl Outgoing {
         };
         // The port is picked by connect(2), when the whole tuple is known: so each address of the pool
         // has all ports for each server (`inet_hash_connect`), and none is used up by bind(2) alone.
-        setsockopt(&socket, sockopt::IpBindAddressNoPort, &true).map_err(from_nix)?;
-        bind(&socket, &SocketAddr::new(source, 0))?;
-        Ok(socket)
+        setsockopt(socket, sockopt::IpBindAddressNoPort, &true).map_err(from_nix)?;
+        bind(socket, &SocketAddr::new(source, 0))
     }
 }
 

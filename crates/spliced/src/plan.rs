@@ -3,14 +3,19 @@
 //! A plan is checked: names of backends exist, addresses parse, times are within their bounds. Nothing
 //! has been resolved, bound or opened.
 
+mod datagrams;
+mod terms;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use splice::{Address, EngineChoice};
+use splice::{Address, EngineChoice, SocketName};
 use splice_route::{Conditions, DestinationRule, Prefix};
 
+pub(crate) use self::datagrams::{DatagramListenerPlan, datagram_address};
+pub(crate) use self::terms::DatagramTerms;
 use crate::access_log_args::AccessLogArgs;
 use crate::control_args::ControlArgs;
 use crate::file_access::FileAccess;
@@ -36,6 +41,7 @@ pub(crate) struct Plan {
     pub(crate) drain_timeout: Duration,
     pub(crate) control: ControlArgs,
     pub(crate) listeners: Vec<Arc<ListenerPlan>>,
+    pub(crate) datagram_listeners: Vec<Arc<DatagramListenerPlan>>,
     pub(crate) backends: Vec<Arc<BackendPlan>>,
     pub(crate) bypasses: Vec<splice::bypass::Options>,
 }
@@ -170,15 +176,30 @@ pub(crate) struct ServerPlan {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ServerAddress {
+    /// Of streams.
     Address(Address),
+    /// A UDP or UNIX datagram socket.
+    Datagrams(SocketName),
     /// `srv:_imap._tcp.example.org`: the servers that these DNS records name.
     Srv(String),
+}
+
+impl ServerAddress {
+    /// Its address, unless DNS records name the servers.
+    pub(crate) fn fixed(&self) -> Option<&Address> {
+        match self {
+            Self::Address(address) => Some(address),
+            Self::Datagrams(name) => datagram_address(name),
+            Self::Srv(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => address.fmt(f),
+            Self::Datagrams(name) => name.fmt(f),
             Self::Srv(name) => write!(f, "srv:{name}"),
         }
     }
@@ -303,8 +324,13 @@ impl BackendPlan {
 
     /// Nothing takes out the only server but its checks. SRV records may name several.
     pub(crate) fn has_one_server(&self) -> bool {
-        let address = |server: &ServerPlan| matches!(server.address, ServerAddress::Address(_));
-        matches!(&self.servers[..], [only] if address(only))
+        matches!(&self.servers[..], [only] if only.address.fixed().is_some())
+    }
+
+    /// Whether its servers take datagrams. All do, or none does.
+    pub(crate) fn is_of_datagrams(&self) -> bool {
+        let mut servers = self.servers.iter();
+        servers.any(|server| matches!(server.address, ServerAddress::Datagrams(_)))
     }
 
     /// A backend of one server, with every default.

@@ -29,6 +29,7 @@ use crate::bypass;
 use crate::cli::{EchoArgs, RelayArgs};
 use crate::config::PrefixWatch;
 use crate::control_args::ControlArgs;
+use crate::datagram;
 use crate::deployment::{Deployment, connections, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
@@ -70,6 +71,7 @@ pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Pl
         listeners: vec![Arc::new(listener)],
         backends: vec![Arc::new(backend)],
         bypasses: Vec::new(),
+        datagram_listeners: Vec::new(),
     }
 }
 
@@ -100,6 +102,7 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Result<Plan> {
         listeners: vec![Arc::new(listener)],
         backends: Vec::new(),
         bypasses: Vec::new(),
+        datagram_listeners: Vec::new(),
     })
 }
 
@@ -204,11 +207,16 @@ pub(crate) fn run(
     drop(admin);
     let all_left = running.bypasses.stop();
     let process = Arc::clone(&running.deployment.process);
-    let (workers, access_logs) = running.deployment.into_threads();
+    let threads = running.deployment.into_threads();
     progress.ending(FAILED);
     process.end();
-    workers.iter().for_each(Worker::end);
-    workers.into_iter().for_each(Worker::join);
+    threads.loops.iter().for_each(Worker::end);
+    threads.of_datagrams.iter().for_each(datagram::Worker::end);
+    threads.loops.into_iter().for_each(Worker::join);
+    threads
+        .of_datagrams
+        .into_iter()
+        .for_each(datagram::Worker::join);
     let cut_short = process.cut_short.load(Ordering::Relaxed);
     let mut ended = match all_left {
         true => Ended::Well,
@@ -223,7 +231,7 @@ pub(crate) fn run(
         tracing::warn!("reset {}: {why}", connections(cut_short));
     }
     let deadline = drained.as_ref().ok().and_then(|drained| drained.deadline);
-    for log in access_logs {
+    for log in threads.access_logs {
         let left = deadline.map_or(Duration::ZERO, |at| {
             at.saturating_duration_since(Instant::now())
         });
@@ -274,11 +282,14 @@ fn at_once(
 
 /// The limit on connections of all listeners together, if each has one.
 fn most_connections(plan: &Plan) -> Option<u32> {
-    let limits = plan
+    let of_streams = plan
         .listeners
         .iter()
         .map(|listener| listener.max_connections);
-    limits.sum()
+    let of_datagrams = plan.datagram_listeners.iter();
+    let of_datagrams = of_datagrams.map(|listener| u32::try_from(listener.terms.max_sessions).ok());
+    let mut limits = of_streams.chain(of_datagrams);
+    limits.try_fold(0u32, |sum, most| Some(sum.saturating_add(most?)))
 }
 
 /// A relay that serves clients.
@@ -337,7 +348,8 @@ impl Running {
                         | admin::Request::Order(_)
                         | admin::Request::Log(_) => continue,
                         admin::Request::Sessions(about) => {
-                            self.deployment.process.sessions.answer(&about)
+                            self.deployment.ask(about, question.answer);
+                            continue;
                         }
                     };
                     // Nobody receives if the client has gone away.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task;
 use std::time::Instant;
 
 use slab::Slab;
@@ -18,8 +19,17 @@ pub(crate) struct Roster {
 
 #[derive(Debug)]
 struct Taken {
-    waker: Waker,
+    closer: Closer,
     joined_at: Option<Instant>,
+}
+
+/// What closes a connection.
+#[derive(Debug)]
+pub(crate) enum Closer {
+    /// Of a task in an event loop.
+    Task(Waker),
+    /// Of a thread with many sessions, which is woken and asks each of them whether it is cut.
+    Thread(task::Waker),
 }
 
 /// A place in a [`Roster`], given back on drop.
@@ -32,15 +42,16 @@ pub(crate) struct Seat {
 }
 
 impl Roster {
-    /// Adds a connection, which `waker` closes. One that comes after the cut is closed at once.
-    pub(crate) fn enter(self: &Arc<Self>, waker: Waker) -> Seat {
+    /// Adds a connection, which `closer` closes. One that comes after the cut is closed at once.
+    pub(crate) fn enter(self: &Arc<Self>, closer: impl Into<Closer>) -> Seat {
+        let closer = closer.into();
         let mut seats = self.lock();
         // Under the lock, so that the cut finds everybody who has not seen it.
         if self.cut.load(Ordering::Relaxed) {
-            waker.close();
+            closer.close();
         }
         let index = seats.insert(Taken {
-            waker,
+            closer,
             joined_at: None,
         });
         Seat {
@@ -54,7 +65,7 @@ impl Roster {
     pub(crate) fn cut(&self) -> usize {
         let seats = self.lock();
         self.cut.store(true, Ordering::Relaxed);
-        seats.iter().for_each(|(_, taken)| taken.waker.close());
+        seats.iter().for_each(|(_, taken)| taken.closer.close());
         seats.len()
     }
 
@@ -64,7 +75,7 @@ impl Roster {
         let seats = self.lock();
         self.purges.fetch_add(1, Ordering::Relaxed);
         let joined = seats.iter().filter(|(_, taken)| taken.joined_at.is_some());
-        joined.for_each(|(_, taken)| taken.waker.close());
+        joined.for_each(|(_, taken)| taken.closer.close());
     }
 
     /// How many connections have been joined since `at` or longer.
@@ -103,13 +114,28 @@ impl Seat {
         };
         taken.joined_at = Some(Instant::now());
         if self.roster.purges.load(Ordering::Relaxed) != self.purges_before {
-            taken.waker.close();
+            taken.closer.close();
         }
     }
 
     /// Whether a purge has closed this connection.
     pub(crate) fn is_purged(&self) -> bool {
         self.roster.purges.load(Ordering::Relaxed) != self.purges_before
+    }
+}
+
+impl Closer {
+    fn close(&self) {
+        match self {
+            Self::Task(waker) => waker.close(),
+            Self::Thread(waker) => waker.wake_by_ref(),
+        }
+    }
+}
+
+impl From<Waker> for Closer {
+    fn from(waker: Waker) -> Self {
+        Self::Task(waker)
     }
 }
 

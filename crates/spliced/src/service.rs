@@ -34,6 +34,8 @@ pub(crate) struct Process {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) tallies: Tallies,
     services: Mutex<Vec<Weak<Service>>>,
+    /// The listeners of datagrams by their names, and what counts their sessions.
+    session_counts: Mutex<Vec<(String, Weak<ConnectionLimit>)>>,
 }
 
 impl Process {
@@ -50,6 +52,7 @@ impl Process {
             sessions: Arc::default(),
             tallies: Tallies::default(),
             services: Mutex::default(),
+            session_counts: Mutex::default(),
         })
     }
 }
@@ -75,6 +78,25 @@ impl Process {
         let services = self.services.lock();
         let services = services.unwrap_or_else(PoisonError::into_inner);
         services.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Has the sessions of a listener of datagrams told under its name.
+    pub(crate) fn tell_sessions(&self, listener: &str, sessions: &Arc<ConnectionLimit>) {
+        let counts = self.session_counts.lock();
+        let mut counts = counts.unwrap_or_else(PoisonError::into_inner);
+        let new = Arc::downgrade(sessions);
+        counts.retain(|(_, other)| other.strong_count() > 0 && !other.ptr_eq(&new));
+        counts.push((listener.into(), new));
+    }
+
+    /// What counts the sessions of listeners of datagrams, by their names.
+    pub(crate) fn session_counts(&self) -> Vec<(String, Arc<ConnectionLimit>)> {
+        let counts = self.session_counts.lock();
+        let counts = counts.unwrap_or_else(PoisonError::into_inner);
+        let alive = counts.iter();
+        alive
+            .filter_map(|(name, limit)| Some((name.clone(), limit.upgrade()?)))
+            .collect()
     }
 
     fn add(&self, service: &Arc<Service>) {

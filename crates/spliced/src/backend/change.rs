@@ -32,10 +32,10 @@ impl Backend {
         let deadline = Instant::now() + plan.connect_timeout;
         let (mut added, mut returning, mut staying) = (Vec::new(), Vec::new(), Vec::new());
         for server in &plan.servers {
-            let ServerAddress::Address(address) = &server.address else {
+            let Some(address) = server.address.fixed() else {
                 continue;
             };
-            let name = address.to_string();
+            let name = server.address.to_string();
             if let Some(server) = self.find(&name) {
                 staying.push(server);
                 continue;
@@ -108,7 +108,9 @@ impl Backend {
         self.return_all();
         for server in &plan.servers {
             let address = match &server.address {
-                ServerAddress::Address(address) => address.to_string(),
+                ServerAddress::Address(_) | ServerAddress::Datagrams(_) => {
+                    server.address.to_string()
+                }
                 ServerAddress::Srv(name) => {
                     srv::watch(self, name);
                     let servers: Vec<_> = self.pool().servers().cloned().collect();
@@ -148,7 +150,7 @@ impl Backend {
 /// Whether `plan` has a server no longer, neither its address nor the SRV name that names it.
 fn is_gone(plan: &BackendPlan, server: &Server) -> bool {
     !plan.servers.iter().any(|planned| match &planned.address {
-        ServerAddress::Address(address) => address.to_string() == server.name(),
         ServerAddress::Srv(srv) => server.srv() == Some(srv),
+        address => address.to_string() == server.name(),
     })
 }

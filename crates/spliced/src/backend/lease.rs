@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::task;
 use std::time::{Duration, Instant};
 
-use splice::Waker;
-
 use super::health::Cause;
 use super::pool::Tried;
 use super::server::{Server, in_a_row};
 use super::{Backend, lock, probe};
 use crate::plan::Source;
-use crate::roster::Seat;
+use crate::roster::{Closer, Seat};
 use crate::socket_address::SocketAddress;
 use crate::target::{Lookup, Prospect};
 
@@ -39,6 +37,18 @@ impl Lease {
     /// The addresses of the server, or that they are waited for, as [`Target::look_up`](crate::target::Target::look_up).
     pub(crate) fn look_up(&self, latest: Instant, waker: impl FnOnce() -> task::Waker) -> Lookup {
         self.server.target.look_up(latest, waker)
+    }
+
+    /// The addresses of the server, for those that cannot wait, or why there are none.
+    ///
+    /// # Errors
+    /// In words.
+    pub(crate) fn addresses(&self) -> Result<Arc<[SocketAddress]>, String> {
+        let addresses = self.server.target.addresses();
+        match addresses.is_empty() {
+            true => Err(self.server.target.why_nowhere()),
+            false => Ok(addresses),
+        }
     }
 
     /// Whether the answer about its name has been under way for some time.
@@ -72,6 +82,15 @@ impl Lease {
                 let why = format!("{why}{}", in_a_row(self.server.fall()));
                 self.backend.take_out(&self.server, Cause::Refused, &why);
             }
+        }
+    }
+
+    /// It refuses datagrams at `address`, which its host has said.
+    pub(crate) fn refused(&self, address: &SocketAddress, why: &str) {
+        self.server.target.failed(address);
+        if self.server.connection_failed(why) {
+            let why = format!("{why}{}", in_a_row(self.server.fall()));
+            self.backend.take_out(&self.server, Cause::Refused, &why);
         }
     }
 
@@ -123,8 +142,8 @@ impl Lease {
     }
 
     /// Has the connection closed when the server is cut.
-    pub(crate) fn sit(&self, waker: Waker) -> Seat {
-        self.server.roster.enter(waker)
+    pub(crate) fn sit(&self, closer: impl Into<Closer>) -> Seat {
+        self.server.roster.enter(closer)
     }
 }
 

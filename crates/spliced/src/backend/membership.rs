@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use anyhow::{Result, bail, ensure};
-use splice::Address;
+use splice::{Address, SocketName};
 
 use super::drain::By;
 use super::server::Server;
@@ -28,15 +28,15 @@ impl Backend {
         self.control.start()?;
         let mut ordered_away = lock(&self.ordered_away);
         let before = self.plan();
-        let address = new_address(text, &before)?;
-        let name = address.to_string();
+        let (planned_address, address) = new_address(text, &before)?;
+        let name = planned_address.to_string();
         ensure!(
             self.find(&name).is_none(),
             "backend {} has a server {name} already",
             self.name
         );
         let planned = ServerPlan {
-            address: ServerAddress::Address(address.clone()),
+            address: planned_address,
             weight,
             backup: false,
             disabled: false,
@@ -86,7 +86,7 @@ impl Backend {
         let name = server.name();
         let mut plan = BackendPlan::clone(&self.plan());
         names_its_servers(&plan)?;
-        let is_this = |planned: &ServerPlan| matches!(&planned.address, ServerAddress::Address(it) if it.to_string() == name);
+        let is_this = |planned: &ServerPlan| planned.address.to_string() == name;
         if !plan.servers.iter().any(is_this) {
             return Ok(());
         }
@@ -120,7 +120,7 @@ impl Backend {
 }
 
 /// The address in `text`, if a backend with this plan can have one more server there.
-fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
+fn new_address(text: &str, plan: &BackendPlan) -> Result<(ServerAddress, Address)> {
     names_its_servers(plan)?;
     ensure!(
         text.len() <= ADDRESS_MOST_BYTES,
@@ -139,7 +139,13 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
         !text.contains(char::is_control),
         "{text:?} cannot be used: a name with control characters would break up the log; choose another address"
     );
-    let address: Address = text.parse()?;
+    let planned = match text.parse()? {
+        SocketName::Stream(address) => ServerAddress::Address(address),
+        name => ServerAddress::Datagrams(name),
+    };
+    let Some(address) = planned.fixed().cloned() else {
+        bail!("{text:?} cannot be added: write HOST:PORT, or udp:HOST:PORT for datagrams");
+    };
     ensure!(
         !matches!(address, Address::Inet { port: 0, .. }),
         "{text:?} cannot be used: nobody listens on port 0; write the port of the server"
@@ -150,13 +156,15 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
         plan.name
     );
     let is_tcp = |address: &Address| matches!(address, Address::Inet { .. });
-    let is_alike = |server: &ServerPlan| matches!(&server.address, ServerAddress::Address(it) if is_tcp(it) == is_tcp(&address));
+    let kind = |address: &ServerAddress| match address {
+        ServerAddress::Datagrams(_) => "datagrams",
+        other if other.fixed().is_some_and(is_tcp) => "TCP",
+        _ => "UNIX sockets",
+    };
+    let is_alike = |server: &ServerPlan| kind(&server.address) == kind(&planned);
     // Its listeners have been checked for the kinds that it has.
     if !plan.servers.iter().any(is_alike) {
-        let kind = match is_tcp(&address) {
-            true => "TCP",
-            false => "UNIX sockets",
-        };
+        let kind = kind(&planned);
         bail!(
             "backend {} has no server by {kind}, so that {text} can only be added by its configuration",
             plan.name
@@ -170,7 +178,7 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<Address> {
             plan.name
         );
     }
-    Ok(address)
+    Ok((planned, address))
 }
 
 fn names_its_servers(plan: &BackendPlan) -> Result<()> {

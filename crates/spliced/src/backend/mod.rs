@@ -11,6 +11,7 @@ mod drain;
 mod health;
 mod history;
 mod hosts;
+mod immediate;
 mod lease;
 mod maglev;
 mod membership;
@@ -57,7 +58,7 @@ pub(crate) use self::register::Backends;
 pub(crate) use self::resolution::Resolution;
 use self::server::Server;
 use crate::outgoing::Outgoing;
-use crate::plan::{BackendPlan, ServerAddress, ServerPlan};
+use crate::plan::{BackendPlan, ServerAddress, ServerPlan, datagram_address};
 use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::socket_address::SocketAddress;
 
@@ -133,6 +134,10 @@ impl Backend {
     ) -> Result<()> {
         let address = match &server.address {
             ServerAddress::Address(address) => address.clone(),
+            ServerAddress::Datagrams(name) => match datagram_address(name) {
+                Some(address) => address.clone(),
+                None => return Ok(()),
+            },
             ServerAddress::Srv(name) => {
                 srv::watch(self, name);
                 return Ok(());
@@ -166,10 +171,7 @@ impl Backend {
             .iter()
             .find(is_this)
             .is_some_and(|it| it.disabled);
-        let address = |server: &ServerPlan| match &server.address {
-            ServerAddress::Address(address) => Some(address.clone()),
-            ServerAddress::Srv(_) => None,
-        };
+        let address = |server: &ServerPlan| server.address.fixed().cloned();
         let deadline = Instant::now() + plan.connect_timeout;
         let mut named = Vec::new();
         for server in servers {

@@ -45,6 +45,10 @@ impl Tried {
         self.0.push(Arc::clone(server));
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn has(&self, server: &Arc<Server>) -> bool {
         self.0.iter().any(|tried| Arc::ptr_eq(tried, server))
     }

@@ -14,7 +14,7 @@ use self::weight::Weight;
 use super::drain::{By, Drain};
 use super::health::{Cause, Change, Health, State, Thresholds};
 use super::history::History;
-use crate::plan::{BackendPlan, ServerPlan};
+use crate::plan::{BackendPlan, ServerAddress, ServerPlan};
 use crate::roster::Roster;
 use crate::target::Target;
 
@@ -62,8 +62,15 @@ impl Server {
         plan: &BackendPlan,
         at_most: Option<Duration>,
     ) -> Result<Arc<Self>> {
-        let name = address.to_string();
-        let target = Target::new(address, at_most)?;
+        let (name, target) = match &server.address {
+            ServerAddress::Datagrams(name) => {
+                let target = Target::new(address, at_most)?;
+                // A datagram does not wait for a name.
+                target.keep_current();
+                (name.to_string(), target)
+            }
+            _ => (address.to_string(), Target::new(address, at_most)?),
+        };
         let health = Health::new(Thresholds::of(plan.health.as_ref()));
         let drain = Drain::new(server.disabled, Instant::now());
         let weight = Weight::planned(server.weight.into());

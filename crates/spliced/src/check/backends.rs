@@ -9,7 +9,7 @@ use splice::{EngineChoice, Kind};
 use crate::check::host::Host;
 use crate::check::names::Resolved;
 use crate::firewall::KeptBack;
-use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
+use crate::plan::{Action, BackendPlan, ListenerPlan, Plan, RoutePlan};
 use crate::socket_address::SocketAddress;
 use crate::target::{Meeting, is_on_this_host};
 
@@ -95,10 +95,10 @@ impl<'p> Backends<'p> {
         Self { all, by_name }
     }
 
-    /// Those that a route of the listener leads to.
-    pub(super) fn of(&self, listener: &ListenerPlan) -> Vec<&OfBackend<'p>> {
+    /// Those that one of these routes leads to.
+    pub(super) fn of(&self, routes: &[RoutePlan]) -> Vec<&OfBackend<'p>> {
         let mut found = BTreeSet::new();
-        for route in &listener.routes {
+        for route in routes {
             if let Action::Backend { name, fallback } = &route.action {
                 let names = [Some(name), fallback.as_ref()].into_iter().flatten();
                 found.extend(names.filter_map(|name| self.by_name.get(name.as_str()).copied()));

@@ -9,7 +9,7 @@ use splice::{EngineChoice, EngineName, Kind};
 use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
 use crate::check::host::Host;
 use crate::forwarding::needs_sockets;
-use crate::plan::{Action, ListenerPlan, RoutePlan};
+use crate::plan::{Action, DatagramListenerPlan, ListenerPlan, RoutePlan};
 use crate::printable::printable;
 use crate::socket_address::SocketAddress;
 use crate::target::{Meeting, leads_to};
@@ -96,17 +96,8 @@ pub(super) fn report(
     host: &Host,
 ) -> Report {
     let (mut obstacles, mut unusable) = (Vec::new(), Vec::new());
-    let backends = backends.of(listener);
-    let meetings: HashSet<_> = listening.iter().map(Meeting::of).collect();
-    for backend in &backends {
-        let servers = meetings.iter().flat_map(|at| backend.servers_at(at));
-        for server in servers.filter(|server| leads_to(server, listening)) {
-            obstacles.push(format!(
-                "listener {:?}: server {server} of backend {:?} is the listener itself; choose another server",
-                listener.name, backend.plan.name
-            ));
-        }
-    }
+    let backends = backends.of(&listener.routes);
+    obstacles.extend(circles(&listener.name, listening, &backends));
     let mut of_listener = OfListener {
         name: listener.name.clone(),
         address: listener.address.to_string(),
@@ -143,6 +134,50 @@ pub(super) fn report(
         obstacles,
         unusable,
     }
+}
+
+/// As [`report`], of a listener of datagrams.
+pub(super) fn report_datagrams(
+    listener: &DatagramListenerPlan,
+    listening: &[SocketAddress],
+    backends: &Backends<'_>,
+) -> Report {
+    let backends = backends.of(&listener.routes);
+    Report {
+        listener: OfListener {
+            name: listener.name.clone(),
+            address: listener.listen.to_string(),
+            engine: EngineName::Copy.to_string(),
+            uses: vec![Use {
+                engine: EngineName::Copy.as_str(),
+                when: "datagram by datagram",
+            }],
+            from_syn: None,
+            exceptions: Vec::new(),
+        },
+        obstacles: circles(&listener.name, listening, &backends),
+        unusable: Vec::new(),
+    }
+}
+
+/// Servers that are the listener itself.
+fn circles(
+    listener: &str,
+    listening: &[SocketAddress],
+    backends: &[&OfBackend<'_>],
+) -> Vec<String> {
+    let meetings: HashSet<_> = listening.iter().map(Meeting::of).collect();
+    let mut found = Vec::new();
+    for backend in backends {
+        let servers = meetings.iter().flat_map(|at| backend.servers_at(at));
+        for server in servers.filter(|server| leads_to(server, listening)) {
+            found.push(format!(
+                "listener {listener:?}: server {server} of backend {:?} is the listener itself; choose another server",
+                backend.plan.name
+            ));
+        }
+    }
+    found
 }
 
 /// The engines that a choice may come to, and when each is used.

@@ -61,6 +61,10 @@ impl Found {
             let listening = places.listener(listener);
             found.listener(engine::report(listener, &listening, &backends, &host));
         }
+        for listener in &plan.datagram_listeners {
+            let listening = places.datagrams(listener);
+            found.listener(engine::report_datagrams(listener, &listening, &backends));
+        }
         if let Some(address) = &plan.control.metrics {
             places.metrics(address);
         }

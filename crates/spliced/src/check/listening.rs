@@ -11,11 +11,11 @@ use std::path::Path;
 use anyhow::{Error, anyhow};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
-use splice::Address;
+use splice::{Address, SocketName};
 
 use crate::check::rights::{CAP_NET_BIND_SERVICE, has_right};
 use crate::listener::why_not;
-use crate::plan::ListenerPlan;
+use crate::plan::{DatagramListenerPlan, ListenerPlan, datagram_address};
 use crate::socket_address::SocketAddress;
 
 /// The first port that needs no right, unless the host says otherwise.
@@ -27,8 +27,8 @@ pub(super) struct Listening {
     /// What another user may be allowed to, and what concerns a part of the addresses of a name.
     pub(super) warnings: Vec<String>,
     pub(super) obstacles: Vec<String>,
-    /// Who listens at a port.
-    taken: HashMap<u16, Vec<(SocketAddr, String)>>,
+    /// Who listens at a port of TCP or, if that is true, of UDP.
+    taken: HashMap<(bool, u16), Vec<(SocketAddr, String)>>,
     /// Many listeners may have one address, at different ports.
     known: HashMap<SocketAddr, Option<Errno>>,
     first_unprivileged_port: u16,
@@ -61,16 +61,30 @@ impl Listening {
 
     /// The addresses of a listener.
     pub(super) fn listener(&mut self, listener: &ListenerPlan) -> Vec<SocketAddress> {
-        self.add(&format!("listener {:?}", listener.name), &listener.address)
+        let address = SocketName::Stream(listener.address.clone());
+        self.add(&format!("listener {:?}", listener.name), &address)
+    }
+
+    /// The addresses of a listener of datagrams.
+    pub(super) fn datagrams(&mut self, listener: &DatagramListenerPlan) -> Vec<SocketAddress> {
+        self.add(&format!("listener {:?}", listener.name), &listener.listen)
     }
 
     /// The address for metrics, after those of the listeners.
     pub(super) fn metrics(&mut self, address: &Address) {
-        self.add("metrics", address);
+        self.add("metrics", &SocketName::Stream(address.clone()));
     }
 
-    fn add(&mut self, who: &str, typed: &Address) -> Vec<SocketAddress> {
-        let mut addresses = match SocketAddress::to_listen(typed) {
+    fn add(&mut self, who: &str, typed: &SocketName) -> Vec<SocketAddress> {
+        let is_datagram = typed.is_datagram();
+        let address = match typed {
+            SocketName::Stream(address) => address,
+            other => match datagram_address(other) {
+                Some(address) => address,
+                None => return Vec::new(),
+            },
+        };
+        let mut addresses = match SocketAddress::to_listen(address) {
             Ok(addresses) => addresses,
             Err(error) => {
                 self.obstacles.push(format!("{who}: {error:#}"));
@@ -81,7 +95,7 @@ impl Listening {
         let mut not_here = Vec::new();
         for address in &addresses {
             let told = |error| format!("{who}: cannot listen on {typed}: {error:#}");
-            match self.why_not(address, who) {
+            match self.why_not(address, is_datagram, who) {
                 Some(Why::Never(error)) => self.obstacles.push(told(error)),
                 Some(Why::NotHere(error)) => not_here.push(told(error)),
                 Some(Why::NotAllowed(error)) => self.warnings.push(told(error)),
@@ -96,7 +110,7 @@ impl Listening {
         addresses
     }
 
-    fn why_not(&mut self, address: &SocketAddress, who: &str) -> Option<Why> {
+    fn why_not(&mut self, address: &SocketAddress, is_datagram: bool, who: &str) -> Option<Why> {
         let SocketAddress::Inet(inet) = address else {
             return file_of(address).and_then(|path| why_no_socket_at(path, address));
         };
@@ -111,7 +125,7 @@ impl Listening {
         if inet.port() == 0 {
             return None;
         }
-        let taken = self.taken.entry(inet.port()).or_default();
+        let taken = self.taken.entry((is_datagram, inet.port())).or_default();
         let other = taken.iter().find(|(other, _)| overlap(*other, *inet));
         if let Some((other, whose)) = other {
             return Some(Why::Never(anyhow!(

@@ -49,10 +49,7 @@ pub(super) fn resolve(plan: &Plan) -> Resolved {
 }
 
 fn is_name(address: &ServerAddress) -> bool {
-    match address {
-        ServerAddress::Address(address) => SocketAddress::needs_resolver(address),
-        ServerAddress::Srv(_) => true,
-    }
+    address.fixed().is_none_or(SocketAddress::needs_resolver)
 }
 
 /// Those of `names` that have an answer in time.
@@ -88,8 +85,11 @@ fn answered(address: ServerAddress) -> (ServerAddress, Answer) {
 
 fn ask(address: &ServerAddress) -> Result<Vec<SocketAddress>> {
     let name = match address {
-        ServerAddress::Address(address) => return SocketAddress::resolve(address),
         ServerAddress::Srv(name) => name,
+        other => {
+            let known = other.fixed().map(SocketAddress::resolve);
+            return known.unwrap_or_else(|| Ok(Vec::new()));
+        }
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

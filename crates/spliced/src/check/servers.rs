@@ -1,6 +1,6 @@
 //! The servers of a backend that get no new clients.
 
-use crate::plan::{BackendPlan, ServerAddress, ServerPlan};
+use crate::plan::{BackendPlan, ServerPlan};
 
 /// So many of a kind are named: each one has a line of its own, too.
 const NAMED_MOST: usize = 10;
@@ -23,7 +23,7 @@ impl Idle {
             disabled: names(&|server| server.disabled),
             without_weight: names(&|server| {
                 // SRV records have weights of their own.
-                let has_own = matches!(server.address, ServerAddress::Address(_));
+                let has_own = server.address.fixed().is_some();
                 has_own && !server.disabled && server.weight == 0
             }),
         }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use splice::Address;
+use splice::{Address, SocketName};
 
 use crate::config::removal::Removal;
 use crate::config::route::bytes;
@@ -150,7 +150,11 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
     if let Some(value) = table.get("servers") {
         servers(&value, &mut backend.servers);
     }
-    table.set_some("health", &mut backend.health, health);
+    if backend.is_of_datagrams() {
+        suit_datagrams(table, &mut backend);
+    } else {
+        table.set_some("health", &mut backend.health, health);
+    }
     if backend.resets_on_down && table.get("health").is_none() && table.get("on_down").is_some() {
         table.notes.mistake(
             &table.at("on_down"),
@@ -184,6 +188,16 @@ fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
         let Some(server) = server(&value) else {
             continue;
         };
+        let is_of_datagrams = matches!(server.address, ServerAddress::Datagrams(_));
+        if let Some(first) = servers.first()
+            && matches!(first.address, ServerAddress::Datagrams(_)) != is_of_datagrams
+        {
+            value.refuse::<()>(format!(
+                "has {} beside {}, but a backend has streams or datagrams; give each a backend of its own",
+                server.address, first.address
+            ));
+            continue;
+        }
         if !addresses.insert(server.address.clone()) {
             value.refuse::<()>("has this server twice; write it once, with a weight");
         }
@@ -191,10 +205,46 @@ fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
     }
 }
 
+/// What only servers of streams have, and why.
+const OF_STREAMS: [(&str, &str); 6] = [
+    (
+        "health",
+        "checks connect to the server; one of datagrams is taken out when its host refuses them",
+    ),
+    ("send_proxy", "a datagram has no PROXY header"),
+    ("connect_timeout", "datagrams have no connections"),
+    ("queue", "a datagram does not wait for a server"),
+    ("queue_timeout", "a datagram does not wait for a server"),
+    ("on_down", "only checks find a server down"),
+];
+
+/// Notes what has no meaning for servers of datagrams. What `[defaults]` says is for others.
+fn suit_datagrams(table: &Table<'_>, backend: &mut BackendPlan) {
+    for (key, why) in OF_STREAMS {
+        if table.get(key).is_some() {
+            table.notes.mistake(
+                &table.at(key),
+                format!("{key} is for streams: {why}; remove it"),
+            );
+        }
+    }
+    backend.send_proxy = None;
+    backend.resets_on_down = false;
+    if backend.balance == Balance::Consistent(HashKey::ServerName) {
+        if table.get("hash").is_some() {
+            table.notes.mistake(
+                &table.at("hash"),
+                "hash = \"sni\" is for streams; write \"client\"",
+            );
+        }
+        backend.balance = Balance::Consistent(HashKey::Client);
+    }
+}
+
 /// Notes a server that none of `sources` can be the source of connections to.
 fn suit_family(table: &Table<'_>, sources: &[IpAddr], servers: &[ServerPlan]) {
     for server in servers {
-        if let ServerAddress::Address(address) = &server.address
+        if let Some(address) = server.address.fixed()
             && let Some((ip, family)) = lacks_source(sources, address)
         {
             table.notes.mistake(
@@ -240,11 +290,15 @@ fn server(value: &Value<'_>) -> Option<ServerPlan> {
 
 fn server_address(value: &Value<'_>) -> Option<ServerAddress> {
     let text = value.text()?;
+    if text.starts_with("udp:") || text.starts_with("unixgram:") {
+        return match value.parse()? {
+            SocketName::Udp(Address::Inet { port: 0, .. }) => nobody_listens(value, text),
+            name => Some(ServerAddress::Datagrams(name)),
+        };
+    }
     let Some(name) = text.strip_prefix("srv:") else {
         return match value.parse()? {
-            Address::Inet { port: 0, .. } => value.refuse(format!(
-                "{text:?} cannot be used: nobody listens on port 0; write the port of the server"
-            )),
+            Address::Inet { port: 0, .. } => nobody_listens(value, text),
             address => Some(ServerAddress::Address(address)),
         };
     };
@@ -258,6 +312,12 @@ fn server_address(value: &Value<'_>) -> Option<ServerAddress> {
         ));
     }
     Some(ServerAddress::Srv(name.into()))
+}
+
+fn nobody_listens<T>(value: &Value<'_>, text: &str) -> Option<T> {
+    value.refuse(format!(
+        "{text:?} cannot be used: nobody listens on port 0; write the port of the server"
+    ))
 }
 
 fn health(value: &Value<'_>) -> Option<HealthPlan> {

@@ -4,8 +4,9 @@ use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, UserTimeout};
 use splice_route::Prefix;
 
 use crate::access_log_args::{AccessLogArgs, LogPlace};
+use crate::config::datagrams;
 use crate::config::removal::Removal;
-use crate::config::route::Routes;
+use crate::config::route::{Of, Routes};
 use crate::config::value::{Table, Value};
 use crate::file_access::{FileAccess, FileMode, group, user};
 use crate::log_field::{Field, Fields};
@@ -79,12 +80,8 @@ pub(super) fn read(
         protocol.choice(&[("tcp", ())]);
     }
     settings(table, &mut listener);
-    if let Err(sentence) = listener.access_log.check() {
-        let keys = ["access_log_fields", "access_log_start"];
-        let given = keys.into_iter().find(|key| table.get(key).is_some());
-        let at = given.map_or_else(|| table.at.clone(), |key| table.at(key));
-        table.notes.mistake(&at, sentence);
-    }
+    check_access_log(table, &listener.access_log);
+    datagrams::refuse_on_streams(table);
     removal.read(table);
     removal.check(table);
     listener.on_remove = removal.plan();
@@ -103,8 +100,18 @@ pub(super) fn read(
         listener.address = address.clone();
         suit_file_access(table, &mut listener);
     }
-    listener.routes = routes.read(of_listener.unwrap_or_default(), &listener);
+    listener.routes = routes.read(of_listener.unwrap_or_default(), Of::Streams(&listener));
     address.map(|_| listener)
+}
+
+/// Notes fields of an access log that there is not.
+pub(super) fn check_access_log(table: &Table<'_>, log: &AccessLogArgs) {
+    if let Err(sentence) = log.check() {
+        let keys = ["access_log_fields", "access_log_start"];
+        let given = keys.into_iter().find(|key| table.get(key).is_some());
+        let at = given.map_or_else(|| table.at.clone(), |key| table.at(key));
+        table.notes.mistake(&at, sentence);
+    }
 }
 
 /// What a listener and `[defaults]` take, but for what happens on removal.
@@ -174,7 +181,10 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         prefix.finish();
     }
     table.set_some("rate", &mut listener.rate, |value| value.size(RATES));
-    let log = &mut listener.access_log;
+    access_log(table, &mut listener.access_log);
+}
+
+pub(super) fn access_log(table: &Table<'_>, log: &mut AccessLogArgs) {
     table.set_some("access_log", &mut log.place, log_place);
     table.set_some("access_log_fields", &mut log.fields, log_fields);
     table.set("access_log_start", &mut log.starts, Value::flag);
@@ -300,7 +310,7 @@ fn proxy_protocol(table: &Table<'_>, listener: &mut ListenerPlan) {
 }
 
 /// The name of a listener or a backend, which logs and metrics show.
-fn name(value: &Value<'_>) -> Option<String> {
+pub(super) fn name(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
     is_name(text)
         .then(|| text.to_owned())

@@ -7,6 +7,7 @@ mod backend;
 mod bypass;
 mod conflict;
 mod coverage;
+mod datagrams;
 mod listener;
 mod notes;
 mod prefix_file;
@@ -20,7 +21,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use splice::{Address, EngineChoice, EngineName};
+use splice::{Address, EngineChoice, EngineName, SocketName};
 use toml::de::DeTable;
 
 use crate::config::notes::Notes;
@@ -149,11 +150,22 @@ fn plan(table: Table<'_>) -> Plan {
             "there is no listener and no bypass; add a [[listener]]",
         );
     }
-    let mut listeners = Vec::<(usize, ListenerPlan)>::new();
+    let (mut listeners, mut datagram_listeners) = (Vec::new(), Vec::new());
+    let mut known = Vec::new();
     for table in tables.unwrap_or_default() {
         let line = notes.line(&table.at);
+        if datagrams::is_of_datagrams(&table) {
+            let log = &of_listeners.access_log;
+            if let Some(listener) = datagrams::read(&table, log, removal, &routes) {
+                compare(&table, line, &listener.name, &listener.listen, &mut known);
+                datagram_listeners.push(Arc::new(listener));
+            }
+            table.finish();
+            continue;
+        }
         if let Some(listener) = listener::read(&table, &of_listeners, removal, &routes) {
-            compare(&table, &listener, &listeners);
+            let address = SocketName::Stream(listener.address.clone());
+            compare(&table, line, &listener.name, &address, &mut known);
             suit_engine(&table, &listener);
             if listener.rate.is_some() && !is_tcp(&listener.address) {
                 notes.warn(
@@ -161,7 +173,7 @@ fn plan(table: Table<'_>) -> Plan {
                     format!("clients of a UNIX socket {NO_RATE}"),
                 );
             }
-            listeners.push((line, listener));
+            listeners.push(Arc::new(listener));
         }
         table.finish();
     }
@@ -191,10 +203,8 @@ fn plan(table: Table<'_>) -> Plan {
         threads,
         drain_timeout,
         control,
-        listeners: listeners
-            .into_iter()
-            .map(|(_, listener)| Arc::new(listener))
-            .collect(),
+        listeners,
+        datagram_listeners,
         backends: backends.into_iter().map(Arc::new).collect(),
         bypasses: bypasses.unwrap_or_default(),
     }
@@ -247,24 +257,42 @@ fn too_many(most: usize, what: &str) -> String {
     )
 }
 
-/// Notes that `listener` has the name or the address of an earlier one.
-fn compare(table: &Table<'_>, listener: &ListenerPlan, earlier: &[(usize, ListenerPlan)]) {
-    for (line, other) in earlier {
-        if other.name == listener.name && table.get("name").is_some() {
+/// A listener that was read: its line, its name and its address.
+type Known = (usize, String, SocketName);
+
+/// Notes that a listener has the name or the address of an earlier one.
+fn compare(
+    table: &Table<'_>,
+    line: usize,
+    name: &str,
+    address: &SocketName,
+    earlier: &mut Vec<Known>,
+) {
+    for (line, other_name, other) in earlier.iter() {
+        if other_name == name && table.get("name").is_some() {
             table.notes.mistake(
                 &table.at("name"),
                 format!("the listener of line {line} has this name, too; choose another one"),
             );
         }
         // Port 0 is another port each time, but a reload knows such listeners by their names.
-        let is_one = other.address == listener.address && other.name == listener.name;
-        if is_one || is_same(&other.address, &listener.address) {
+        let is_one = other == address && other_name == name;
+        let is_taken = match (other, address) {
+            (SocketName::Stream(one), SocketName::Stream(other))
+            | (SocketName::Udp(one), SocketName::Udp(other))
+            | (SocketName::UnixDatagram(one), SocketName::UnixDatagram(other)) => {
+                is_same(one, other)
+            }
+            _ => false,
+        };
+        if is_one || is_taken {
             table.notes.mistake(
                 &table.at("address"),
                 format!("the listener of line {line} has this address, too; choose another one"),
             );
         }
     }
+    earlier.push((line, name.into(), address.clone()));
 }
 
 fn is_tcp(address: &Address) -> bool {

@@ -29,7 +29,10 @@ pub(crate) struct PrefixWatch {
 impl PrefixWatch {
     /// Looks at the files of `plan`, until it is dropped. Without files there is no thread.
     pub(crate) fn of(plan: &Plan) -> Self {
-        let routes = plan.listeners.iter().flat_map(|listener| &listener.routes);
+        let of_streams = plan.listeners.iter().flat_map(|listener| &listener.routes);
+        let of_datagrams = plan.datagram_listeners.iter();
+        let of_datagrams = of_datagrams.flat_map(|listener| &listener.routes);
+        let routes = of_streams.chain(of_datagrams);
         let clients = routes.filter_map(|route| route.conditions.clients.as_ref());
         let files: BTreeMap<_, _> = clients
             .flat_map(|prefixes| prefixes.files.iter().cloned())

@@ -3,13 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
-use splice::{EngineChoice, EngineName};
+use splice::{EngineChoice, EngineName, SocketName};
 use splice_route::{
     Conditions, DestinationRule, NamePattern, Prefixes, Protocol, ServerName, TlsVersion, is_method,
 };
 
 use crate::config::conflict;
 use crate::config::coverage::Coverage;
+use crate::config::datagrams;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
 use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, too_many};
@@ -17,6 +18,9 @@ use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan, ServerAddress, S
 
 /// The longest `starts_with`: further bytes are part of a message that has a matcher of its own.
 const STARTS_WITH_MOST_BYTES: usize = 64;
+
+const NO_ADDRESS_OF_CLIENTS: &str =
+    "has source = \"client\", but clients of a UNIX socket have no address; use another source";
 
 /// What routes refer to.
 #[derive(Debug)]
@@ -29,9 +33,17 @@ pub(super) struct Routes<'a> {
     pub(super) files: PrefixFiles,
 }
 
+/// Whose routes they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Of<'a> {
+    Streams(&'a ListenerPlan),
+    /// A listener on this address.
+    Datagrams(&'a SocketName),
+}
+
 impl Routes<'_> {
-    /// Reads the routes of `listener`.
-    pub(super) fn read(&self, tables: Vec<Table<'_>>, listener: &ListenerPlan) -> Vec<RoutePlan> {
+    /// Reads the routes of a listener.
+    pub(super) fn read(&self, tables: Vec<Table<'_>>, of: Of<'_>) -> Vec<RoutePlan> {
         let before = self.count.get();
         self.count.set(before + tables.len());
         if self.count.get() > MOST_ROUTES {
@@ -51,10 +63,14 @@ impl Routes<'_> {
             let conditions = self.conditions(&table);
             // Otherwise what is left of the conditions says nothing.
             let is_sound = table.notes.count() == before;
-            if is_sound {
-                conflict::find(&table, &conditions, listener);
+            match of {
+                Of::Streams(listener) if is_sound => {
+                    conflict::find(&table, &conditions, listener);
+                }
+                Of::Streams(_) => {}
+                Of::Datagrams(_) => datagrams::suit_conditions(&table),
             }
-            let action = self.action(&table, listener);
+            let action = self.action(&table, of);
             let coverage = Coverage::of(&conditions);
             let covering = earlier.iter().find(|(_, other)| other.covers(&coverage));
             if let Some((line, _)) = covering
@@ -158,7 +174,7 @@ impl Routes<'_> {
     }
 
     /// The action, of which there has to be one.
-    fn action(&self, table: &Table<'_>, listener: &ListenerPlan) -> Option<Action> {
+    fn action(&self, table: &Table<'_>, of: Of<'_>) -> Option<Action> {
         let keys = ["backend", "reset", "socks", "connect"];
         let given: Vec<_> = keys
             .into_iter()
@@ -189,9 +205,9 @@ impl Routes<'_> {
         };
         match *key {
             "backend" => {
-                let name = self.backend(value, listener);
+                let name = self.backend(value, of);
                 let fallback = match &fallback {
-                    Some(value) => Some(self.backend(value, listener)?),
+                    Some(value) => Some(self.backend(value, of)?),
                     None => None,
                 };
                 if let (Some(name), Some(other)) = (&name, &fallback)
@@ -207,13 +223,16 @@ impl Routes<'_> {
                     fallback,
                 })
             }
+            "reset" if matches!(of, Of::Datagrams(_)) => value.refuse(
+                "is for streams; a datagram that no route takes is dropped, so remove this route",
+            ),
             "reset" => value.only_true().map(|_| Action::Reset),
             _ => destinations(value).map(Action::Requested),
         }
     }
 
-    /// The name of a backend, which has to suit `listener`.
-    fn backend(&self, value: &Value<'_>, listener: &ListenerPlan) -> Option<String> {
+    /// The name of a backend, which has to suit the listener.
+    fn backend(&self, value: &Value<'_>, of: Of<'_>) -> Option<String> {
         let name = value.text()?;
         let Some(backend) = self.backends.iter().find(|backend| backend.name == name) else {
             let names = self.backends.iter().map(|backend| backend.name.as_str());
@@ -227,6 +246,29 @@ impl Routes<'_> {
             return None;
         };
         self.used.borrow_mut().insert(name.into());
+        let listener = match of {
+            // A mistake of its own.
+            _ if backend.servers.is_empty() => return Some(name.into()),
+            Of::Streams(_) if backend.is_of_datagrams() => {
+                return value.refuse(format!(
+                    "{name:?} has servers of datagrams, and this listener has streams, which cannot be joined; \
+                     name a backend of streams"
+                ));
+            }
+            Of::Datagrams(_) if !backend.is_of_datagrams() => {
+                return value.refuse(format!(
+                    "{name:?} has servers of streams, and this listener has datagrams, which cannot be joined; \
+                     name a backend whose servers are udp:HOST:PORT or unixgram:/path"
+                ));
+            }
+            Of::Datagrams(listen) => {
+                if backend.source == Source::Client && !matches!(listen, SocketName::Udp(_)) {
+                    value.refuse::<()>(format!("{name:?} {NO_ADDRESS_OF_CLIENTS}"));
+                }
+                return Some(name.into());
+            }
+            Of::Streams(listener) => listener,
+        };
         let has_unix = backend.servers.iter().any(
             |server| matches!(&server.address, ServerAddress::Address(address) if !is_tcp(address)),
         );
@@ -242,10 +284,7 @@ impl Routes<'_> {
                 .warn(&value.at, format!("servers on UNIX sockets {NO_RATE}"));
         }
         if backend.source == Source::Client && !is_tcp(&listener.address) {
-            value.refuse::<()>(format!(
-                "{name:?} has source = \"client\", but clients of a UNIX socket have no address; use another \
-                 source"
-            ));
+            value.refuse::<()>(format!("{name:?} {NO_ADDRESS_OF_CLIENTS}"));
         }
         if listener.engine == EngineChoice::Only(EngineName::Segment) {
             let option = match backend {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use rustix::io::Errno;
 use rustix::net::{getsockname, sockopt};
-use splice::Address;
+use splice::{Address, SocketName};
 
-use super::plan::DatagramPlan;
 use super::socket::DatagramSocket;
 use crate::listener::{SocketFile, Start, remove_stale_by, why_not};
+use crate::plan::datagram_address;
 use crate::socket_address::SocketAddress;
 
 /// How much may wait for a thread, in bytes with the kernel's overhead: 5 ms at a million small datagrams a
@@ -23,20 +23,20 @@ const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 pub(crate) struct Listeners {
     pub(crate) sockets: Vec<Vec<DatagramSocket>>,
     pub(crate) addresses: Vec<SocketAddress>,
-    pub(crate) _socket_file: Option<SocketFile>,
+    pub(crate) socket_file: Option<SocketFile>,
 }
 
 impl Listeners {
     /// Binds a socket for each address of the listener and each thread.
-    pub(crate) fn bind(plan: &DatagramPlan, threads: usize) -> Result<Self> {
-        let typed = &plan.listen_address;
-        let failed = || format!("cannot listen on {}", plan.listen);
+    pub(crate) fn bind(listen: &SocketName, threads: usize) -> Result<Self> {
+        let failed = || format!("cannot listen on {listen}");
+        let typed = datagram_address(listen).with_context(failed)?;
         let mut found = SocketAddress::to_listen(typed)?;
         found.dedup();
         let mut listeners = Self {
             sockets: (0..threads).map(|_| Vec::new()).collect(),
             addresses: Vec::new(),
-            _socket_file: None,
+            socket_file: None,
         };
         let mut port = None;
         for mut address in found {
@@ -74,7 +74,7 @@ impl Listeners {
         let first = first.map_err(|errno| why_not(errno, &address))?;
         if let (Some(start), Address::UnixPath(path)) = (start, typed) {
             // Datagrams need no listen(2).
-            self._socket_file = Some(start.bound(path)?.listening(&address)?);
+            self.socket_file = Some(start.bound(path)?.listening(&address)?);
         }
         let name = SocketAddress::from_kernel(getsockname(first.fd()).ok());
         let address = name.unwrap_or(address);

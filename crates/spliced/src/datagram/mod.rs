@@ -19,37 +19,39 @@
 //! does it.
 
 mod batch;
+mod control;
 mod counters;
 mod destination;
+mod held;
 mod listeners;
+mod outcome;
 mod plan;
 mod sender;
+mod service;
 mod session;
 mod sessions;
 mod socket;
-mod terms;
 mod worker;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
-use self::counters::Counters;
-use self::destination::Destination;
-use self::listeners::Listeners;
-pub(crate) use self::plan::DatagramPlan;
-pub(crate) use self::terms::DatagramTerms;
-use self::worker::{Shared, Worker};
+use self::destination::OneTarget;
+pub(crate) use self::destination::{Destination, Route, Routes};
+pub(crate) use self::listeners::Listeners;
+pub(crate) use self::plan::{DatagramPlan, threads_of};
+pub(crate) use self::service::{DatagramService, ServiceTerms};
+pub(crate) use self::worker::Worker;
 use crate::access_log::AccessLog;
 use crate::admin::{AdminSocket, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
-use crate::rate_limited_warning::RateLimitedWarning;
 use crate::refusal;
 use crate::resource_limit::raise_descriptor_limit;
+use crate::service::Process;
 use crate::sessions::Survey;
 use crate::signal::{Request, Signals};
 use crate::target::Target;
@@ -92,56 +94,42 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     let Listeners {
         sockets,
         addresses,
-        _socket_file,
-    } = Listeners::bind(&plan, threads)?;
+        socket_file: _socket_file,
+    } = Listeners::bind(&plan.listen, threads)?;
     if plan.is_one_kind() {
         let name = plan.target.to_string();
         refusal::of_itself(&name, &[Arc::clone(&target)], &addresses)?;
         target.keep_off(&addresses);
     }
-    let shared = Arc::new(Shared {
-        destination: Destination::of_target(target),
+    let terms = ServiceTerms {
+        name: None,
+        sessions: plan.terms.clone(),
+        destination: Destination::Target(OneTarget::new(plan.target.to_string(), target)),
         access_log: access_log.clone(),
-        open: AtomicUsize::new(0),
-        made: AtomicUsize::new(0),
-        cut_short: AtomicUsize::new(0),
-        total: Mutex::new(Counters::default()),
-        full: RateLimitedWarning::of(
-            "clients that displaced others, since --max-sessions were open",
-        ),
-        dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
-        addresses,
-        plan,
-    });
+    };
+    let process = Process::new();
+    let service = DatagramService::new(&process, terms, addresses);
     let mut workers = Vec::new();
     for socket in sockets {
         let sender = sender.clone();
         let ended = move |result| drop(sender.send(Event::WorkerEnded(result)));
-        workers.push(Worker::start(socket, Arc::clone(&shared), ended)?);
+        workers.push(Worker::start(socket, Arc::clone(&service), ended)?);
     }
-    for address in &shared.addresses {
-        tracing::info!(
-            "listening on {}, relaying to {}",
-            shared.plan.shown(address),
-            shared.plan.target
-        );
+    for address in service.shown_addresses() {
+        tracing::info!("listening on {address}, relaying to {}", plan.target);
     }
-    let counted = Arc::clone(&shared);
+    let counted = Arc::clone(&service);
     let askers: Vec<_> = workers.iter().map(Worker::asker).collect();
     let single = Single {
-        listening: shared
-            .addresses
-            .iter()
-            .map(|one| shared.plan.shown(one))
-            .collect(),
-        target: shared.plan.target.to_string(),
+        listening: service.shown_addresses(),
+        target: plan.target.to_string(),
         counts: move || {
-            let count = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
-            (count(&counted.open), count(&counted.made))
+            let made = counted.made.load(Ordering::Relaxed);
+            (counted.sessions.count() as u64, made)
         },
         ask: move |survey: &Arc<Survey>| askers.iter().for_each(|ask| ask(survey)),
     };
-    let (facts, admin) = single.open(&shared.plan.control, diagnostics);
+    let (facts, admin) = single.open(&plan.control, diagnostics);
     let mut draining_until = None;
     let mut left = workers.len();
     let mut result = Ok(());
@@ -150,14 +138,14 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
             until.saturating_duration_since(Instant::now())
         });
         match events.recv_timeout(wait) {
-            Ok(Event::Reopen) => shared.access_log.iter().for_each(AccessLog::reopen),
+            Ok(Event::Reopen) => access_log.iter().for_each(AccessLog::reopen),
             Ok(Event::Stop) if draining_until.is_none() => {
                 facts.drains();
                 admin.iter().for_each(AdminSocket::stop_waiting);
-                let timeout = shared.plan.drain_timeout;
+                let timeout = plan.drain_timeout;
                 let now = Instant::now();
                 draining_until = Some(now.checked_add(timeout).unwrap_or(now));
-                let left = shared.open.load(Ordering::Relaxed);
+                let left = service.sessions.count();
                 workers.iter().for_each(Worker::drain);
                 tracing::info!(
                     "no longer accepting clients; {left} sessions left with {} to become quiet; a second \
@@ -185,12 +173,12 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     drop(admin);
     progress.ending(FAILED);
     workers.into_iter().for_each(Worker::join);
-    let cut_short = shared.cut_short.load(Ordering::Relaxed);
+    let cut_short = process.cut_short.load(Ordering::Relaxed);
     if cut_short > 0 {
         progress.ending(CUT_SHORT);
         tracing::warn!("ended {cut_short} sessions that were not quiet");
     }
-    shared.log_total();
+    service.log_total();
     if let Some(log) = access_log {
         log.finish(LAST_WORDS);
     }

@@ -33,6 +33,16 @@ impl Sender {
     }
 }
 
+impl Sender {
+    /// The address of the client's host.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Udp { client, .. } => Some(client.ip().to_canonical()),
+            Self::Unix(_) | Self::Unnamed => None,
+        }
+    }
+}
+
 impl fmt::Display for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,18 +1,21 @@
 //! What one client and the target exchange.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::counters::Flow;
-use super::plan::DatagramPlan;
+use super::held::Held;
+use super::outcome::Outcome;
 use super::sender::Sender;
+use super::service::ServiceTerms;
 use super::socket::DatagramSocket;
-use crate::access_log::{AccessLog, Entry, Moved};
+use crate::access_log::{Entry, Moved};
+use crate::connection_limit::ConnectionPermit;
 use crate::sessions::{End, Own, Phase, Units};
 use crate::socket_address::SocketAddress;
 
 /// A client's own socket to the target.
-#[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) client: Sender,
@@ -20,10 +23,15 @@ pub(crate) struct Session {
     pub(crate) listener: usize,
     pub(crate) socket: DatagramSocket,
     pub(crate) target: SocketAddress,
+    /// At a server of a backend; `None`: a relay has one target.
+    pub(crate) held: Option<Held>,
+    /// Under which it was opened.
+    pub(crate) terms: Arc<ServiceTerms>,
     pub(crate) to_target: Flow,
     pub(crate) to_client: Flow,
     pub(crate) began: Instant,
     pub(crate) used: Instant,
+    pub(crate) _permit: ConnectionPermit,
 }
 
 impl Session {
@@ -33,10 +41,14 @@ impl Session {
     }
 
     /// What is known of it now. `listener` is the address that the client has sent to.
-    pub(crate) fn told(&self, listener: String) -> Own {
+    pub(crate) fn told(&self, listener: &SocketAddress) -> Own {
+        let held = self.held.as_ref();
         Own {
             id: self.id,
-            listener,
+            listener: self.terms.listener(listener),
+            route: held.map_or(1, Held::route),
+            backend: held.map(|held| held.backend_name().to_owned()),
+            server: held.map(|held| (*held.server_name()).to_owned()),
             client: self.client.to_string(),
             target: self.target.to_string(),
             phase: Phase::Relaying,
@@ -54,27 +66,57 @@ impl Session {
         }
     }
 
-    /// Its line in the access log: that of its end, if it has an outcome. `listener` is as in [`Session::told`].
-    pub(crate) fn log(
-        &self,
-        log: &AccessLog,
-        plan: &DatagramPlan,
-        listener: &str,
-        outcome: Option<&str>,
-    ) {
-        let server = plan.target.to_string();
+    /// Adds what has moved to the counters of the process.
+    pub(crate) fn account(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.account([&self.to_target, &self.to_client]);
+        }
+    }
+
+    /// Logs that it has begun. `listener` is as in [`told`](Self::told).
+    pub(crate) fn began(&self, listener: &SocketAddress) {
+        let log = self.terms.access_log.as_ref();
+        if log.is_some_and(|log| log.has_starts()) {
+            self.log(listener, None);
+        }
+    }
+
+    /// Logs and counts that it has ended.
+    pub(crate) fn ended(&mut self, listener: &SocketAddress, outcome: Outcome) {
+        self.account();
+        if let Some(held) = &self.held {
+            held.ended(outcome);
+        }
+        self.log(listener, Some(&outcome.to_string()));
+    }
+
+    fn log(&self, listener: &SocketAddress, outcome: Option<&str>) {
+        let Some(log) = &self.terms.access_log else {
+            return;
+        };
         let moved = |flow: &Flow| Moved {
             bytes: flow.bytes,
             datagrams: Some(flow.datagrams),
             dropped: Some(flow.dropped.sum()),
             messages: None,
         };
+        let held = self.held.as_ref();
+        let target = self.terms.destination.target_name().unwrap_or_default();
+        let server = held.map(Held::server_name);
+        let listener = self.terms.listener(listener);
         log.write(&Entry {
+            route: Some(held.map_or(1, Held::route)),
+            backend: Some(held.map_or(target, Held::backend_name)),
             client: &self.client,
             target: &self.target,
             moved: outcome.map(|_| [&self.to_target, &self.to_client].map(moved)),
             lasted: outcome.map(|_| self.began.elapsed()),
-            ..Entry::copied(self.id, listener, &server, outcome)
+            ..Entry::copied(
+                self.id,
+                &listener,
+                server.as_deref().unwrap_or(target),
+                outcome,
+            )
         });
     }
 }

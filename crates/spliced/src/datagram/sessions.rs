@@ -1,6 +1,7 @@
 //! The sessions of one thread: found by client or by number, and ordered by their last use.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use slab::Slab;
 
@@ -8,7 +9,7 @@ use super::sender::Sender;
 use super::session::Session;
 
 /// Sessions in a list from the one that was used longest ago to the one that was used last.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Sessions {
     slots: Slab<Slot>,
     by_client: HashMap<(usize, Sender), usize>,
@@ -16,7 +17,6 @@ pub(crate) struct Sessions {
     newest: Option<usize>,
 }
 
-#[derive(Debug)]
 struct Slot {
     session: Session,
     older: Option<usize>,
@@ -98,6 +98,15 @@ impl Sessions {
     pub(crate) fn oldest(&self) -> Option<(usize, &Session)> {
         let number = self.oldest?;
         Some((number, &self.slots[number].session))
+    }
+
+    /// Calls `act` with those that were used at `since` or later.
+    pub(crate) fn each_used_since(&mut self, since: Instant, act: impl Fn(&mut Session)) {
+        for (_, slot) in &mut self.slots {
+            if slot.session.used >= since {
+                act(&mut slot.session);
+            }
+        }
     }
 
     fn append(&mut self, number: usize) {

@@ -1,28 +1,30 @@
 //! A thread of the relay: its listeners and the sessions of the clients that the kernel gives to them.
 
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::batch::Batch;
+use super::control::{Control, Phase};
 use super::counters::{Counters, Flow};
-use super::destination::{Destination, words};
-use super::plan::DatagramPlan;
+use super::held::Held;
+use super::outcome::{Outcome, words};
 use super::sender::Sender;
+use super::service::{DatagramService, ServiceTerms};
 use super::session::Session;
 use super::sessions::Sessions;
 use super::socket::{DatagramSocket, Offload, Piece};
-use crate::access_log::AccessLog;
-use crate::rate_limited_warning::RateLimitedWarning;
-use crate::sessions::{Asked, Inbox, KILLED, Survey};
-use crate::socket_address::SocketAddress;
+use crate::backend::Tried;
+use crate::sessions::{Asked, Survey};
+use crate::tally::Dropped;
 
 /// While the relay drains, a session without a datagram for this time has ended: longer than any answer
 /// takes that a client still waits for on most networks.
@@ -34,33 +36,8 @@ const BATCHES_AT_ONCE: usize = 4;
 /// Events of one wait.
 const EVENTS: usize = 256;
 
-/// What the threads have in common.
-pub(crate) struct Shared {
-    pub(crate) plan: DatagramPlan,
-    /// That the listeners of each thread are bound to.
-    pub(crate) addresses: Vec<SocketAddress>,
-    pub(crate) destination: Destination,
-    pub(crate) access_log: Option<AccessLog>,
-    /// Sessions that are open.
-    pub(crate) open: AtomicUsize,
-    /// Sessions so far.
-    pub(crate) made: AtomicUsize,
-    pub(crate) cut_short: AtomicUsize,
-    pub(crate) total: Mutex<Counters>,
-    pub(crate) full: RateLimitedWarning,
-    pub(crate) dropped: RateLimitedWarning,
-}
-
-impl Shared {
-    /// Logs the start of a session, or its end with an outcome.
-    fn log(&self, session: &Session, outcome: Option<&str>) {
-        let log = self.access_log.as_ref();
-        if let Some(log) = log.filter(|log| outcome.is_some() || log.has_starts()) {
-            let listener = self.plan.shown(&self.addresses[session.listener]);
-            session.log(log, &self.plan, &listener, outcome);
-        }
-    }
-}
+/// How long the counters of the process may be behind while datagrams come.
+const ACCOUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// A running thread.
 #[derive(Debug)]
@@ -68,17 +45,6 @@ pub(crate) struct Worker {
     control: Arc<Control>,
     thread: JoinHandle<()>,
 }
-
-#[derive(Debug)]
-struct Control {
-    phase: AtomicU8,
-    wake: OwnedFd,
-    inbox: Inbox,
-}
-
-const RUNNING: u8 = 0;
-const DRAINING: u8 = 1;
-const ENDING: u8 = 2;
 
 /// What an event belongs to, above the numbers of sessions.
 const WAKE: u64 = u64::MAX;
@@ -88,17 +54,11 @@ impl Worker {
     /// Starts the thread, which calls `ended` at its end.
     pub(crate) fn start(
         listeners: Vec<DatagramSocket>,
-        shared: Arc<Shared>,
+        service: Arc<DatagramService>,
         ended: impl FnOnce(Result<()>) + Send + 'static,
     ) -> Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .context("cannot create an eventfd")?;
-        let control = Arc::new(Control {
-            phase: AtomicU8::new(RUNNING),
-            wake,
-            inbox: Inbox::default(),
-        });
-        let relaying = Relaying::new(listeners, shared, Arc::clone(&control))?;
+        let control = Control::new()?;
+        let relaying = Relaying::new(listeners, service, Arc::clone(&control))?;
         let thread = thread::Builder::new()
             .name("datagrams".into())
             .spawn(move || ended(relaying.run()))
@@ -108,12 +68,36 @@ impl Worker {
 
     /// Takes no more clients, and ends once every session is quiet.
     pub(crate) fn drain(&self) {
-        self.tell(DRAINING);
+        self.control.go_to(Phase::Draining);
     }
 
-    /// Ends every session.
+    /// As [`drain`](Self::drain), until it is resumed.
+    pub(crate) fn leave(&self) {
+        self.control.go_to(Phase::Leaving);
+    }
+
+    /// Takes clients again after [`leave`](Self::leave). Returns false if it has ended.
+    pub(crate) fn resume(&self) -> bool {
+        self.control.resume()
+    }
+
+    /// Ends every session, since the relay ends.
     pub(crate) fn end(&self) {
-        self.tell(ENDING);
+        self.control.go_to(Phase::Ending);
+    }
+
+    /// Ends every session, since the listener was removed.
+    pub(crate) fn cut(&self) {
+        self.control.go_to(Phase::Cut);
+    }
+
+    /// The terms have changed.
+    pub(crate) fn tell(&self) {
+        self.control.tell();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// What asks the thread about its sessions.
@@ -125,35 +109,9 @@ impl Worker {
         }
     }
 
-    fn tell(&self, phase: u8) {
-        self.control.phase.store(phase, Ordering::Release);
-        self.control.notify();
-    }
-
     pub(crate) fn join(self) {
         // A panic was reported by its hook.
         let _ = self.thread.join();
-    }
-}
-
-impl Control {
-    /// Has the thread look at what it was told.
-    fn notify(&self) {
-        // It fails only if it was told 2^64 times before.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-impl Shared {
-    /// Logs what all threads have moved.
-    pub(crate) fn log_total(&self) {
-        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
-        tracing::info!(
-            "{} sessions; to the target {}; to the clients {}",
-            total.sessions,
-            total.to_target,
-            total.to_client
-        );
     }
 }
 
@@ -166,15 +124,23 @@ struct Relaying {
     sessions: Sessions,
     counters: Counters,
     control: Arc<Control>,
-    shared: Arc<Shared>,
-    phase: u8,
+    /// Wakes this thread when a session may be cut.
+    closer: task::Waker,
+    service: Arc<DatagramService>,
+    /// For sessions that begin now.
+    terms: Arc<ServiceTerms>,
+    phase: Phase,
     asked: Asked,
+    /// What has moved until then is in the counters of the process.
+    accounted_at: Instant,
+    /// Something has moved since then.
+    is_behind: bool,
 }
 
 impl Relaying {
     fn new(
         listeners: Vec<DatagramSocket>,
-        shared: Arc<Shared>,
+        service: Arc<DatagramService>,
         control: Arc<Control>,
     ) -> Result<Self> {
         let epoll =
@@ -183,7 +149,7 @@ impl Relaying {
             let added = epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN);
             added.context("cannot watch a socket")
         };
-        watch(&control.wake, WAKE)?;
+        watch(control.wake_fd(), WAKE)?;
         for (index, listener) in (FIRST_LISTENER..).zip(&listeners) {
             watch(listener.fd(), index)?;
         }
@@ -194,22 +160,34 @@ impl Relaying {
             batch: Batch::new(),
             sessions: Sessions::default(),
             counters: Counters::default(),
+            closer: Arc::clone(&control).into(),
             control,
-            shared,
-            phase: RUNNING,
+            terms: service.terms(),
+            service,
+            phase: Phase::Running,
             asked: Asked::default(),
+            accounted_at: Instant::now(),
+            is_behind: false,
         })
     }
 
     fn run(mut self) -> Result<()> {
         let mut events = Vec::with_capacity(EVENTS);
         let result = loop {
-            if self.phase == ENDING || (self.phase == DRAINING && self.sessions.is_empty()) {
-                break Ok(());
+            match self.phase {
+                Phase::Ending | Phase::Cut => break Ok(()),
+                Phase::Draining | Phase::Leaving if self.sessions.is_empty() => {
+                    if self.control.is_over(self.phase) {
+                        break Ok(());
+                    }
+                    self.phase = self.control.phase();
+                    continue;
+                }
+                _ => {}
             }
             events.clear();
             let timeout = match self.asked.is_empty() {
-                true => self.next_expiry(Instant::now()),
+                true => self.next_turn(Instant::now()),
                 false => Some(Timespec::default()),
             };
             let spare = rustix::buffer::spare_capacity(&mut events);
@@ -229,60 +207,88 @@ impl Relaying {
             }
             self.expire(now);
             self.answer();
+            self.account(now);
         };
         self.control.inbox.close();
-        let left = self.sessions.len();
-        if left > 0 {
-            self.shared.cut_short.fetch_add(left, Ordering::Relaxed);
+        let outcome = match self.phase {
+            Phase::Cut => Outcome::ListenerRemoved,
+            _ => Outcome::CutShort,
+        };
+        if outcome == Outcome::CutShort {
+            let left = self.sessions.len() as u64;
+            self.service
+                .process
+                .cut_short
+                .fetch_add(left, Ordering::Relaxed);
         }
         while let Some((number, _)) = self.sessions.oldest() {
-            self.end(number, "cut short at the end of the relay".into());
+            self.end(number, outcome);
         }
-        let mut total = self
-            .shared
-            .total
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        total.add(&self.counters);
-        drop(total);
+        self.service.add(&self.counters);
         result
     }
 
     /// Looks at what it was told.
     fn look(&mut self) {
-        // What it is told from now on wakes it again.
-        let _ = rustix::io::read(&self.control.wake, &mut [0u8; 8]);
-        self.phase = self.control.phase.load(Ordering::Acquire);
+        self.control.look();
+        self.phase = self.control.phase();
         self.asked.take(&self.control.inbox);
+        if self.control.take_told() {
+            self.terms = self.service.terms();
+            self.end_those_that_are_cut();
+        }
+    }
+
+    /// Ends the sessions whose servers are to have none any more.
+    fn end_those_that_are_cut(&mut self) {
+        for number in 0..self.sessions.numbers() {
+            let session = self.sessions.get(number);
+            let held = session.and_then(|session| session.held.as_ref());
+            if let Some(outcome) = held.and_then(Held::why_cut) {
+                self.end(number, outcome);
+            }
+        }
     }
 
     /// Goes on with what it is asked about its sessions.
     fn answer(&mut self) {
-        let (sessions, shared) = (&self.sessions, &self.shared);
+        let (sessions, service) = (&self.sessions, &self.service);
         let ending = self.asked.go_on(sessions.numbers(), |number| {
             let session = sessions.get(number)?;
-            let listener = &shared.addresses[session.listener];
-            Some(session.told(shared.plan.shown(listener)))
+            Some(session.told(&service.addresses()[session.listener]))
         });
         for number in ending {
-            self.end(number, KILLED.into());
+            self.end(number, Outcome::Killed);
         }
     }
 
     fn idle_timeout(&self) -> Duration {
         match self.phase {
-            RUNNING => self.shared.plan.terms.idle_timeout,
-            _ => self.shared.plan.terms.idle_timeout.min(QUIET),
+            Phase::Running => self.terms.sessions.idle_timeout,
+            _ => self.terms.sessions.idle_timeout.min(QUIET),
         }
     }
 
-    /// Until the next session is idle.
-    fn next_expiry(&self, now: Instant) -> Option<Timespec> {
+    /// Until the next session is idle, or something is to be counted.
+    fn next_turn(&self, now: Instant) -> Option<Timespec> {
         let (_, oldest) = self.sessions.oldest()?;
         let idle = now.saturating_duration_since(oldest.used);
-        let left = self.idle_timeout().saturating_sub(idle);
+        let mut left = self.idle_timeout().saturating_sub(idle);
+        if self.is_behind {
+            let since = now.saturating_duration_since(self.accounted_at);
+            left = left.min(ACCOUNT_EVERY.saturating_sub(since));
+        }
         // epoll_wait(2) counts in milliseconds on older kernels, rounded up.
         Timespec::try_from(left).ok()
+    }
+
+    /// Brings the counters of the process up to date, if it is time to.
+    fn account(&mut self, now: Instant) {
+        if self.is_behind && now.saturating_duration_since(self.accounted_at) >= ACCOUNT_EVERY {
+            self.is_behind = false;
+            let since = std::mem::replace(&mut self.accounted_at, now);
+            self.sessions.each_used_since(since, Session::account);
+        }
     }
 
     fn expire(&mut self, now: Instant) {
@@ -292,10 +298,11 @@ impl Relaying {
                 return;
             }
             let outcome = match self.phase {
-                RUNNING => "idle",
-                _ => "quiet, and the relay ends",
+                Phase::Running => Outcome::Idle,
+                Phase::Leaving => Outcome::Quiet,
+                _ => Outcome::QuietAtEnd,
             };
-            self.end(number, outcome.into());
+            self.end(number, outcome);
         }
     }
 
@@ -315,6 +322,7 @@ impl Relaying {
                     };
                     if message.is_cut {
                         self.counters.to_target.dropped.too_long += 1;
+                        self.account_dropped(Dropped::TooLong, 1);
                     } else {
                         self.send_on(listener, &message.sender, piece, now);
                     }
@@ -331,13 +339,15 @@ impl Relaying {
     /// Sends what a client has sent, and opens its session if it has none.
     fn send_on(&mut self, listener: usize, sender: &Sender, mut piece: Piece<'_>, now: Instant) {
         // An error that came before belongs to what was sent before: this datagram has another try, in
-        // a session of its own.
+        // a session of its own, with another server if there is one.
+        let mut tried = Tried::default();
         for _ in 0..2 {
             let found = self.sessions.find(listener, sender);
-            let number = match found.map_or_else(|| self.open(listener, sender, now), Ok) {
+            let open = || self.open(listener, sender, &mut tried, now);
+            let number = match found.map_or_else(open, Ok) {
                 Ok(number) => number,
                 Err(why) => {
-                    self.counters.to_target.dropped.nowhere += piece.datagrams() as u64;
+                    self.lose(&piece);
                     self.warn_dropped(&why);
                     return;
                 }
@@ -347,6 +357,7 @@ impl Relaying {
                 return;
             };
             session.used = now;
+            self.is_behind |= session.held.is_some();
             piece.connected = session.udp_target();
             let socket = &session.socket;
             let offload = &self.offload;
@@ -355,10 +366,33 @@ impl Relaying {
             });
             match result {
                 Ok(()) => return,
-                Err(errno) => self.fail(number, errno),
+                Err(errno) => {
+                    if let Some(held) = &session.held {
+                        held.note_in(&mut tried);
+                    }
+                    self.fail(number, errno);
+                }
             }
         }
-        self.counters.to_target.dropped.nowhere += piece.datagrams() as u64;
+        self.lose(&piece);
+    }
+
+    /// Counts what has no session.
+    fn lose(&mut self, piece: &Piece<'_>) {
+        let count = piece.datagrams() as u64;
+        self.counters.to_target.dropped.nowhere += count;
+        self.account_dropped(Dropped::Nowhere, count);
+    }
+
+    /// Counts datagrams of clients that belong to no session.
+    fn account_dropped(&self, why: Dropped, count: u64) {
+        if let Some(tally) = self.terms.destination.without_session() {
+            let dropped = std::array::from_fn(|at| match Dropped::ALL[at] == why {
+                true => count,
+                false => 0,
+            });
+            tally.of_datagrams().add(0, 0, dropped);
+        }
     }
 
     /// Passes on what the target has sent to a session.
@@ -376,6 +410,12 @@ impl Relaying {
             Err(errno) => return self.fail(number, errno),
         }
         session.used = now;
+        self.is_behind |= session.held.is_some();
+        if session.to_client.datagrams == 0
+            && let Some(held) = &session.held
+        {
+            held.answered();
+        }
         let listener = &self.listeners[session.listener];
         let client = &session.client;
         let mut gone = None;
@@ -407,10 +447,7 @@ impl Relaying {
         self.sessions.touch(number);
         // A UDP client is never gone: nothing tells.
         if let Some(errno) = gone {
-            self.end(
-                number,
-                format!("the client cannot be answered: {}", words(errno)),
-            );
+            self.end(number, Outcome::ClientFailed(errno));
         }
     }
 
@@ -419,66 +456,91 @@ impl Relaying {
         let Some(session) = self.sessions.get(number) else {
             return;
         };
-        self.shared.destination.failed(session);
-        self.end(number, format!("the target failed: {}", words(errno)));
+        match &session.held {
+            Some(held) => held.failed(&session.target, errno),
+            None => {
+                let destination = &session.terms.destination;
+                destination.failed(session.to_client.datagrams > 0);
+            }
+        }
+        self.end(number, Outcome::TargetFailed(errno));
     }
 
-    fn end(&mut self, number: usize, outcome: String) {
-        let Some(session) = self.sessions.remove(number) else {
+    fn end(&mut self, number: usize, outcome: Outcome) {
+        let Some(mut session) = self.sessions.remove(number) else {
             return;
         };
-        self.shared.open.fetch_sub(1, Ordering::Relaxed);
         self.counters.to_target.add(&session.to_target);
         self.counters.to_client.add(&session.to_client);
         tracing::debug!("session {} ended: {outcome}", session.id);
-        self.shared.log(&session, Some(&outcome));
+        session.ended(&self.service.addresses()[session.listener], outcome);
     }
 
-    /// Opens a session for a client. Returns why there is none.
-    fn open(&mut self, listener: usize, client: &Sender, now: Instant) -> Result<usize, String> {
+    /// Opens a session for a client, at none of the servers `tried` if there is another one. Returns why there is
+    /// none.
+    fn open(
+        &mut self,
+        listener: usize,
+        client: &Sender,
+        tried: &mut Tried,
+        now: Instant,
+    ) -> Result<usize, String> {
         // The thread may not have been woken yet.
-        if self.control.phase.load(Ordering::Acquire) != RUNNING {
-            return Err("the relay is ending".into());
+        match self.control.phase() {
+            Phase::Running => {}
+            Phase::Leaving | Phase::Cut => return Err("the listener takes no more clients".into()),
+            Phase::Draining | Phase::Ending | Phase::Over => {
+                return Err("the relay is ending".into());
+            }
         }
         self.make_room()?;
-        let place = self.shared.destination.place()?;
+        let destination = &self.terms.destination;
+        let place = destination.place(client, tried, &self.closer);
+        let place = match place {
+            // It may be the only one.
+            Err(_) if !tried.is_empty() => {
+                destination.place(client, &mut Tried::default(), &self.closer)?
+            }
+            place => place?,
+        };
         let number = self.sessions.next_number();
         let token = EventData::new_u64(number as u64);
         epoll::add(&self.epoll, place.socket.fd(), token, EventFlags::IN)
             .map_err(|errno| format!("a session cannot be watched: {}", words(errno)))?;
-        self.shared.open.fetch_add(1, Ordering::Relaxed);
         self.counters.sessions += 1;
-        let id = self.shared.made.fetch_add(1, Ordering::Relaxed) as u64 + 1;
         let session = Session {
-            id,
+            id: self.service.next_id(),
             client: client.clone(),
             listener,
             socket: place.socket,
             target: place.target,
+            held: place.held,
+            terms: Arc::clone(&self.terms),
             to_target: Flow::default(),
             to_client: Flow::default(),
             began: now,
             used: now,
+            _permit: self.service.sessions.acquire_beyond_limit(),
         };
-        self.shared.log(&session, None);
+        session.began(&self.service.addresses()[listener]);
         Ok(self.sessions.insert(session))
     }
 
     /// At the bound, ends the session that has been idle longest.
     fn make_room(&mut self) -> Result<(), String> {
-        let most = self.shared.plan.terms.max_sessions;
-        if self.shared.open.load(Ordering::Relaxed) < most {
+        let most = self.terms.sessions.max_sessions;
+        if self.service.sessions.count() < most {
             return Ok(());
         }
-        self.shared.full.emit(|suppressed| {
+        self.service.full.emit(|suppressed| {
             tracing::warn!(
-                "{most} sessions are open (--max-sessions); a new client displaces the one that has been \
+                "{most} sessions are open (max-sessions); a new client displaces the one that has been \
                  idle longest ({suppressed} more since the last such line)"
             );
         });
         match self.sessions.oldest() {
             Some((number, _)) => {
-                self.end(number, "displaced by a new client".into());
+                self.end(number, Outcome::Displaced);
                 Ok(())
             }
             None => Err("all sessions belong to other threads".into()),
@@ -486,7 +548,7 @@ impl Relaying {
     }
 
     fn warn_dropped(&self, why: &str) {
-        self.shared.dropped.emit(|suppressed| {
+        self.service.dropped.emit(|suppressed| {
             tracing::warn!(
                 "a client's datagram was dropped: {why} ({suppressed} more since the last such line)"
             );

@@ -18,11 +18,9 @@ impl AccessLogs {
     /// The logs of `plan`. Those that are open stay so, since each has a thread that writes.
     pub(super) fn open(&self, plan: &Plan) -> Result<BTreeMap<LogPlace, AccessLog>> {
         let mut logs = BTreeMap::new();
-        for place in plan
-            .listeners
-            .iter()
-            .flat_map(|plan| &plan.access_log.place)
-        {
+        let of_streams = plan.listeners.iter().map(|plan| &plan.access_log);
+        let of_datagrams = plan.datagram_listeners.iter().map(|plan| &plan.access_log);
+        for place in of_streams.chain(of_datagrams).flat_map(|log| &log.place) {
             if logs.contains_key(place) {
                 continue;
             }

@@ -37,7 +37,7 @@ impl Drain {
     }
 
     /// It takes clients again.
-    fn end(&self) {
+    pub(super) fn end(&self) {
         *self.lock() = State::listening();
     }
 
@@ -48,6 +48,11 @@ impl Drain {
             ordered: Some(Instant::now()),
             empty: None,
         };
+    }
+
+    /// Whether it takes no clients.
+    pub(super) fn is_drained(&self) -> bool {
+        matches!(*self.lock(), State::Drained { .. })
     }
 
     /// It takes no more, since the process is ending.
@@ -63,7 +68,7 @@ impl Drain {
     }
 
     /// Its last connection has ended. Returns how long that has taken since the order, once after each.
-    fn emptied(&self) -> Option<Duration> {
+    pub(super) fn emptied(&self) -> Option<Duration> {
         match &mut *self.lock() {
             State::Drained { ordered, empty, .. } if empty.is_none() => {
                 *empty = Some(SystemTime::now());
@@ -74,7 +79,7 @@ impl Drain {
     }
 
     /// The state, and since when it is, with so many connections.
-    fn told(&self, connections: usize) -> (&'static str, SystemTime) {
+    pub(super) fn told(&self, connections: usize) -> (&'static str, SystemTime) {
         match *self.lock() {
             State::Listening { since } => ("listening", since),
             State::Drained { since, empty, .. } => match connections {
@@ -116,7 +121,8 @@ impl Listening {
 
 impl Deployment {
     pub(crate) fn listeners_told(&self) -> Value {
-        self.listeners.values().map(Listening::told).collect()
+        let of_streams = self.listeners.values().map(Listening::told);
+        of_streams.chain(self.datagrams.told()).collect()
     }
 
     /// Has the listener `name` take no new clients, which was asked for `by` somebody. Those in its backlog are
@@ -125,7 +131,21 @@ impl Deployment {
     /// # Errors
     /// If there is no such listener.
     pub(crate) fn drain(&mut self, name: &str, by: &str) -> Result<Value> {
-        let listening = named(&mut self.listeners, name)?;
+        if let Some(listening) = self.datagrams.named(name) {
+            if listening.drain.is_drained() {
+                return Ok(listening.told());
+            }
+            let left = match listening.leave() {
+                1 => "1 session goes on".into(),
+                count => format!("{count} sessions go on"),
+            };
+            tracing::info!("listener {name} takes no new clients: drained by {by}; {left}");
+            listening.drain.begin();
+            listening.when_empty(tell_empty(&listening.drain, name));
+            return Ok(listening.told());
+        }
+        let of_datagrams = self.datagrams.names();
+        let listening = named(&mut self.listeners, name, of_datagrams)?;
         let Some(sockets) = listening.sockets.take() else {
             return Ok(listening.told());
         };
@@ -152,16 +172,7 @@ impl Deployment {
             }
         );
         listening.drain.begin();
-        let (drain, name) = (Arc::clone(&listening.drain), name.to_owned());
-        limit.when_none(move || {
-            if let Some(after) = drain.emptied() {
-                let after = Duration::from_millis(after.as_millis() as u64);
-                tracing::info!(
-                    "listener {name} is empty, {} after it was drained",
-                    humantime::format_duration(after)
-                );
-            }
-        });
+        limit.when_none(tell_empty(&listening.drain, name));
         Ok(listening.told())
     }
 
@@ -170,13 +181,21 @@ impl Deployment {
     /// # Errors
     /// If there is no such listener, or an address cannot be bound. Then it stays drained.
     pub(crate) fn undrain(&mut self, name: &str, by: &str) -> Result<Value> {
-        let listening = named(&mut self.listeners, name)?;
+        let stays = |why: anyhow::Error| why.context(format!("listener {name} stays drained"));
+        if let Some(listening) = self.datagrams.named(name) {
+            if !listening.drain.is_drained() {
+                return Ok(listening.told());
+            }
+            self.datagrams.undrain(name).map_err(stays)?;
+            tracing::info!("listener {name} takes clients again: undrained by {by}");
+            return Ok(self.datagrams.named(name).map(|it| it.told()).into());
+        }
+        let listening = named(&mut self.listeners, name, self.datagrams.names())?;
         if listening.sockets.is_some() {
             return Ok(listening.told());
         }
         let (service, addresses) = (Arc::clone(&listening.service), listening.addresses.clone());
         let terms = service.terms();
-        let stays = |why: anyhow::Error| why.context(format!("listener {name} stays drained"));
         let mut sockets = self.bind(&terms, addresses.clone()).map_err(stays)?;
         if let Some(lost) = addresses.iter().find(|it| !sockets.addresses.contains(it)) {
             return Err(stays(anyhow!(
@@ -185,7 +204,7 @@ impl Deployment {
         }
         tracing::info!("listener {name} takes clients again: undrained by {by}");
         let wakers = self.listen(&service, &mut sockets);
-        let listening = named(&mut self.listeners, name)?;
+        let listening = named(&mut self.listeners, name, self.datagrams.names())?;
         match &listening.forwarding {
             Some(forwarding) => forwarding.drain(false),
             None => listening.forwarding = Forwarding::start(&service, &addresses),
@@ -197,12 +216,28 @@ impl Deployment {
     }
 }
 
-fn named<'a>(
+/// What tells that the listener `name` has no connection any more, once after each time that it was drained.
+fn tell_empty(drain: &Arc<Drain>, name: &str) -> impl Fn() + Send + Sync + 'static {
+    let (drain, name) = (Arc::clone(drain), name.to_owned());
+    move || {
+        if let Some(after) = drain.emptied() {
+            let after = Duration::from_millis(after.as_millis() as u64);
+            tracing::info!(
+                "listener {name} is empty, {} after it was drained",
+                humantime::format_duration(after)
+            );
+        }
+    }
+}
+
+fn named<'a, 'n>(
     listeners: &'a mut BTreeMap<String, Listening>,
     name: &str,
+    others: impl Iterator<Item = &'n str>,
 ) -> Result<&'a mut Listening> {
     let name_of = |listening: &Listening| listening.service.terms().plan.name.clone();
-    let names: Vec<_> = listeners.values().map(name_of).collect();
+    let names = listeners.values().map(name_of);
+    let names: Vec<_> = names.chain(others.map(str::to_owned)).collect();
     let mut found = listeners.values_mut().filter(|it| name_of(it) == name);
     found.next().ok_or_else(|| {
         let those = those("listener", names.iter().map(String::as_str));

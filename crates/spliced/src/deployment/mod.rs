@@ -6,6 +6,7 @@
 
 mod access_logs;
 mod announcement;
+mod datagrams;
 mod drain;
 mod removal;
 mod terms;
@@ -17,23 +18,29 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, anyhow};
+use serde_json::Value;
 use splice::{EngineChoice, Forward, Waker};
+use tokio::sync::oneshot;
 
 use self::access_logs::AccessLogs;
 use self::announcement::announce;
 pub(crate) use self::announcement::log_missing_engines;
+use self::datagrams::Datagrams;
 use self::drain::Drain;
 use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
 use crate::access_log_args::LogPlace;
 use crate::backend::Backend;
+use crate::datagram;
 use crate::file_lock::LockWait;
 use crate::forwarding::Forwarding;
 use crate::listener::{InUse, ListeningSockets, change_access};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
 use crate::refusal;
 use crate::service::{Process, Service, Terms};
+use crate::sessions::About;
 use crate::socket_address::SocketAddress;
+use crate::target::Target;
 use crate::worker::Worker;
 
 pub(crate) struct Deployment {
@@ -41,6 +48,7 @@ pub(crate) struct Deployment {
     workers: Vec<Worker>,
     /// By [`key`].
     listeners: BTreeMap<String, Listening>,
+    datagrams: Datagrams,
     access_logs: AccessLogs,
     lock_wait: Arc<LockWait>,
     /// Listeners that were removed, and when their connections are cut. As long as one of these is left, or
@@ -86,16 +94,19 @@ impl Deployment {
     pub(crate) fn new(
         threads: Option<u16>,
         busy_poll: Option<Duration>,
-        on_failure: impl Fn(Error) + Clone + Send + 'static,
+        on_failure: impl Fn(Error) + Clone + Send + Sync + 'static,
     ) -> Result<Self> {
         let threads = threads.map_or_else(
             || thread::available_parallelism().map_or(1, usize::from),
             usize::from,
         );
         let workers = (0..threads).map(|_| Worker::start(busy_poll, on_failure.clone()));
+        let workers = workers.collect::<Result<_>>()?;
+        let process = Process::new();
         Ok(Self {
-            process: Process::new(),
-            workers: workers.collect::<Result<_>>()?,
+            datagrams: Datagrams::new(&process, threads, on_failure),
+            process,
+            workers,
             listeners: BTreeMap::new(),
             access_logs: AccessLogs::default(),
             lock_wait: Arc::default(),
@@ -146,9 +157,15 @@ impl Deployment {
         for terms in &terms {
             self.check_targets(terms, &bound, &backends)?;
         }
+        let datagrams = self.datagrams.prepare(plan, &backends, &access_logs)?;
+        for (terms, listening) in datagrams.listening(&self.datagrams) {
+            for backend in terms.destination.backends() {
+                refusal::of_itself(backend.name(), &targets(backend, &backends), listening)?;
+            }
+        }
         self.change_file_access(&terms, last)?;
 
-        self.commit(terms, bound, backends, access_logs);
+        self.commit(terms, bound, datagrams, backends, access_logs);
         Ok(())
     }
 
@@ -161,6 +178,7 @@ impl Deployment {
         &mut self,
         terms: Vec<Terms>,
         mut bound: BTreeMap<String, ListeningSockets>,
+        datagrams: datagrams::Prepared,
         backends: PlannedBackends,
         access_logs: BTreeMap<LogPlace, AccessLog>,
     ) {
@@ -170,12 +188,17 @@ impl Deployment {
                 let mut led_to = terms.backends();
                 led_to.any(|other| Arc::ptr_eq(other, &backend))
             };
-            let addresses: Vec<_> = terms
+            let of_streams = terms
                 .iter()
                 .filter(leads_here)
-                .flat_map(|terms| self.listening_on(&terms.plan, &bound))
-                .cloned()
-                .collect();
+                .flat_map(|terms| self.listening_on(&terms.plan, &bound));
+            let of_datagrams = datagrams.listening(&self.datagrams);
+            let of_datagrams = of_datagrams.filter(|(terms, _)| {
+                let mut led_to = terms.destination.backends();
+                led_to.any(|other| Arc::ptr_eq(other, &backend))
+            });
+            let of_datagrams = of_datagrams.flat_map(|(_, listening)| listening);
+            let addresses: Vec<_> = of_streams.chain(of_datagrams).cloned().collect();
             if let Some(change) = change {
                 backend.update(change);
             }
@@ -196,6 +219,7 @@ impl Deployment {
                 (None, None) => {}
             }
         }
+        self.datagrams.commit(datagrams);
         self.process.tallies.forget_unused();
         // Only now no route leads to them.
         gone.iter().for_each(Backend::retire);
@@ -304,10 +328,7 @@ impl Deployment {
     ) -> Result<()> {
         let listening = self.listening_on(&terms.plan, bound);
         for backend in terms.backends() {
-            let change = backends
-                .get(backend.name())
-                .and_then(|(_, change)| change.as_ref());
-            let targets = backend.targets(change);
+            let targets = targets(backend, backends);
             refusal::of_itself(backend.name(), &targets, listening)?;
             if terms.translates_segments() {
                 let addresses: Vec<_> = targets
@@ -425,7 +446,7 @@ impl Deployment {
 
     /// Has the listeners accept their backlogs and close, and calls `closed` for each thread on which
     /// they have. Returns the number of threads.
-    pub(crate) fn stop_listening(&self, closed: impl Fn() + Clone + Send + 'static) -> usize {
+    pub(crate) fn stop_listening(&mut self, closed: impl Fn() + Clone + Send + 'static) -> usize {
         for listening in self.listeners.values() {
             listening.wakers.iter().for_each(Waker::close);
             listening.forwarding.iter().for_each(|one| one.close());
@@ -433,6 +454,7 @@ impl Deployment {
                 listening.drain.begin_to_end();
             }
         }
+        self.datagrams.drain_all();
         // A loop reads its messages in order, so these come after the listeners have closed.
         for worker in &self.workers {
             worker.when_reached(closed.clone());
@@ -440,8 +462,31 @@ impl Deployment {
         self.workers.len()
     }
 
-    /// Closes the sockets' files. Returns the threads, and the logs that are still to be written.
-    pub(crate) fn into_threads(self) -> (Vec<Worker>, Vec<AccessLog>) {
-        (self.workers, self.access_logs.into_all())
+    /// Puts a question about sessions to all who have some.
+    pub(crate) fn ask(&self, about: About, answer: oneshot::Sender<Result<Value>>) {
+        let survey = self.process.sessions.survey(about, answer);
+        self.datagrams.ask(&survey);
     }
+
+    /// Closes the sockets' files. Returns the threads, and the logs that are still to be written.
+    pub(crate) fn into_threads(self) -> Threads {
+        Threads {
+            loops: self.workers,
+            of_datagrams: self.datagrams.into_workers(),
+            access_logs: self.access_logs.into_all(),
+        }
+    }
+}
+
+/// What a deployment leaves to whoever ends it.
+pub(crate) struct Threads {
+    pub(crate) loops: Vec<Worker>,
+    pub(crate) of_datagrams: Vec<datagram::Worker>,
+    pub(crate) access_logs: Vec<AccessLog>,
+}
+
+/// The targets of a backend after the change of `backends`.
+fn targets(backend: &Backend, backends: &PlannedBackends) -> Vec<Arc<Target>> {
+    let planned = backends.get(backend.name());
+    backend.targets(planned.and_then(|(_, change)| change.as_ref()))
 }

@@ -63,7 +63,8 @@ impl Deployment {
         });
         let services = self.draining.iter().map(|(at, _)| *at);
         let forwardings = self.former_forwardings.iter().filter_map(|(at, _)| *at);
-        services.chain(forwardings).min()
+        let datagrams = self.datagrams.cut_what_is_due(now);
+        services.chain(forwardings).chain(datagrams).min()
     }
 }
 

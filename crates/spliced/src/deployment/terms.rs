@@ -10,7 +10,7 @@ use splice::{Address, EngineChoice, Kind, SegmentSize};
 use crate::access_log::AccessLog;
 use crate::access_log_args::LogPlace;
 use crate::backend::{Backend, Change};
-use crate::plan::{Action, ListenerPlan, Plan, RoutePlan, ServerAddress};
+use crate::plan::{Action, ListenerPlan, Plan, RoutePlan};
 use crate::service::{Destination, Route, Terms};
 use crate::socket_address::SocketAddress;
 use crate::target::follow_routes;
@@ -46,10 +46,7 @@ pub(super) fn check_engine(plan: &Plan, listener: &ListenerPlan) -> Result<()> {
                 .any(|route| leads_to(route, &backend.name))
         })
         .flat_map(|backend| &backend.servers)
-        .filter_map(|server| match &server.address {
-            ServerAddress::Address(address) => Some(address),
-            ServerAddress::Srv(_) => None,
-        });
+        .filter_map(|server| server.address.fixed());
     let mut addresses = iter::once(&listener.address).chain(servers);
     if addresses.any(|address| !matches!(address, Address::Inet { .. })) {
         engine.can_take(Kind::Unix)?;

@@ -103,7 +103,7 @@ impl Scrape<'_> {
             Source::Process(process) => {
                 let services = process.services();
                 families.extend(self.look.families(&process.tallies));
-                families.extend(listeners::families(&services));
+                families.extend(listeners::families(&services, &process.session_counts()));
                 families.extend(servers::families(&process.backends.told()));
                 families.extend(logs::families());
                 families.push(programs::family());

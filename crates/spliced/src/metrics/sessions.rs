@@ -11,7 +11,7 @@ use splice::EngineName;
 
 use super::family::{Family, Labels};
 use crate::sessions::{Place, Sessions};
-use crate::tally::{Tallies, Tally};
+use crate::tally::{DatagramTally, Tallies, Tally};
 
 /// A look at all sessions.
 #[derive(Debug, Default)]
@@ -64,6 +64,8 @@ impl Look {
             self.losing(&all),
             ended,
             moved(&all),
+            datagrams(&all),
+            dropped(&all),
             promotions(&all),
             deciding,
             connecting,
@@ -98,7 +100,12 @@ impl Look {
     }
 
     fn count(&self, tally: &Arc<Tally>, engine: Option<EngineName>) -> u64 {
-        self.alive(tally, engine).map_or(0, |alive| alive.count)
+        let alone = self.alive(tally, engine).map_or(0, |alive| alive.count);
+        match engine {
+            // Their threads keep them to themselves.
+            Some(EngineName::Copy) => alone + tally.datagrams().map_or(0, DatagramTally::alive),
+            _ => alone,
+        }
     }
 
     fn alive(&self, tally: &Arc<Tally>, engine: Option<EngineName>) -> Option<&Alive> {
@@ -151,6 +158,40 @@ fn moved(all: &[Arc<Tally>]) -> Family {
         }
     }
     family
+}
+
+fn datagrams(all: &[Arc<Tally>]) -> Family {
+    let mut family = Family::counter(
+        "spliced_datagrams",
+        "Datagrams of clients and targets that were passed on.",
+    );
+    for (tally, counts) in of_datagrams(all) {
+        for (direction, passed) in DIRECTIONS.into_iter().zip(counts.passed()) {
+            family.add(labels(tally, &[("direction", direction)]), passed);
+        }
+    }
+    family
+}
+
+fn dropped(all: &[Arc<Tally>]) -> Family {
+    let mut family = Family::counter(
+        "spliced_dropped_datagrams",
+        "Datagrams of clients and targets that were dropped, by the reason.",
+    );
+    for (tally, counts) in of_datagrams(all) {
+        for (to, direction) in DIRECTIONS.into_iter().enumerate() {
+            for (why, count) in counts.all_dropped(to) {
+                let how = [("direction", direction), ("reason", why.word())];
+                family.add(labels(tally, &how), count);
+            }
+        }
+    }
+    family
+}
+
+fn of_datagrams(all: &[Arc<Tally>]) -> impl Iterator<Item = (&Arc<Tally>, &DatagramTally)> {
+    all.iter()
+        .filter_map(|tally| Some((tally, tally.datagrams()?)))
 }
 
 fn promotions(all: &[Arc<Tally>]) -> Family {

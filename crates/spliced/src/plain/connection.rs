@@ -169,6 +169,9 @@ impl Connection {
         Own {
             id: self.id,
             listener,
+            route: 1,
+            backend: None,
+            server: None,
             client: self.client_name.clone(),
             target,
             phase: match &self.server {

@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Result;
 use serde_json::{Value, json};
 use splice::Waker;
+use tokio::sync::oneshot;
 
 pub(crate) use self::about::About;
 pub(crate) use self::engines::Engines;
@@ -82,17 +83,15 @@ impl Sessions {
         }
     }
 
-    /// Tells, or does, what somebody wants.
-    ///
-    /// # Errors
-    /// [`NoSession`].
-    pub(crate) fn answer(&self, about: &About) -> Result<Value> {
-        match about {
-            About::All(filters) => self.told(filters),
-            About::One(id) => self.told_of(*id),
-            About::Kill(id) => Ok(self.kill(*id).map(|()| ending(true))?),
-            About::KillAll(filters) => Ok(ending(self.kill_all(filters))),
-        }
+    /// A question that is put to these sessions, and then to the threads that keep theirs to themselves.
+    pub(crate) fn survey(
+        &self,
+        about: About,
+        answer: oneshot::Sender<Result<Value>>,
+    ) -> Arc<Survey> {
+        let survey = Survey::new(about, answer);
+        survey.add(self);
+        survey
     }
 
     /// Calls `each` with every session, some at a time and without a lock. One that is accepted or ends meanwhile may be

@@ -2,9 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use splice::Stream;
 
 use super::{Phase, Session, Sessions};
@@ -84,6 +82,11 @@ pub(crate) struct Units {
 pub(crate) struct Own {
     pub(crate) id: u64,
     pub(crate) listener: String,
+    /// From 1.
+    pub(crate) route: usize,
+    pub(crate) backend: Option<String>,
+    /// As the configuration names it.
+    pub(crate) server: Option<String>,
     pub(crate) client: String,
     pub(crate) target: String,
     pub(crate) phase: Phase,
@@ -106,17 +109,6 @@ pub(crate) enum End {
 }
 
 impl Sessions {
-    /// What is known now of each session that all `filters` take, in the order in which they were accepted.
-    ///
-    /// # Errors
-    /// None that is known: a row is plain data.
-    pub(super) fn told(&self, filters: &[SessionFilter]) -> Result<Value> {
-        let mut sessions = Vec::new();
-        self.each_row(filters, |row| sessions.push(row));
-        sessions.sort_unstable_by_key(|row| row.id);
-        Ok(serde_json::to_value(Answer { sessions })?)
-    }
-
     /// Calls `each` with what is known now of each session that all `filters` take. No lock is held then.
     pub(super) fn each_row(&self, filters: &[SessionFilter], mut each: impl FnMut(Row)) {
         let clocks = Clocks::now();
@@ -127,13 +119,10 @@ impl Sessions {
         });
     }
 
-    /// What is known now of the session with this id.
-    ///
-    /// # Errors
-    /// [`super::NoSession`].
-    pub(super) fn told_of(&self, id: u64) -> Result<Value> {
-        let session = self.get(id)?;
-        Ok(serde_json::to_value(Row::of(&session, Clocks::now()))?)
+    /// What is known now of the session with this id, if there is one.
+    pub(super) fn row_of(&self, id: u64) -> Option<Row> {
+        let session = self.get(id).ok()?;
+        Some(Row::of(&session, Clocks::now()))
     }
 }
 
@@ -224,12 +213,12 @@ impl Row {
             id: own.id,
             unique_id: None,
             listener: own.listener,
-            route: Some(1),
+            route: Some(own.route),
             client: own.client,
             peer: None,
             server_name: None,
-            backend: None,
-            server: None,
+            backend: own.backend,
+            server: own.server,
             target: own.target,
             source: None,
             phase: own.phase,

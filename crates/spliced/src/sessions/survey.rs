@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::row::{Answer, Clocks, Own, Row};
-use super::{About, NoSession, ending};
+use super::{About, NoSession, Sessions, ending};
 
 /// A thread tells of so many sessions before others have their turn: less than a millisecond.
 const TOLD_AT_ONCE: usize = 256;
@@ -47,6 +47,20 @@ impl Survey {
             ending: AtomicU64::new(0),
             answer: Some(answer),
         })
+    }
+
+    /// Adds those that are asked for among `sessions`, which no thread keeps to itself.
+    pub(super) fn add(&self, sessions: &Sessions) {
+        let mut rows = Vec::new();
+        let mut ending = 0;
+        match &self.about {
+            About::All(filters) => sessions.each_row(filters, |row| rows.push(row)),
+            About::One(id) => rows.extend(sessions.row_of(*id)),
+            About::Kill(id) => ending = u64::from(sessions.kill(*id).is_ok()),
+            About::KillAll(filters) => ending = sessions.kill_all(filters),
+        }
+        self.ending.fetch_add(ending, Ordering::Relaxed);
+        lock(&self.rows).extend(rows);
     }
 
     /// Adds those that are asked for. Returns the numbers of those that are to end.
@@ -176,6 +190,9 @@ mod tests {
         Own {
             id,
             listener: "127.0.0.1:53".into(),
+            route: 1,
+            backend: None,
+            server: None,
             client: "127.0.0.1:4711".into(),
             target: "127.0.0.1:5353".into(),
             phase: Phase::Relaying,

@@ -4,14 +4,16 @@
 //! moved is added when somebody reads the counters, and at its end
 //! ([`Session::account`](crate::sessions::Session::account)). So a count never goes back, and none is taken twice.
 
+mod datagrams;
 mod durations;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use splice::{Attempt, EngineName, ForwardEnd, Reason, Side};
 
+pub(crate) use self::datagrams::{DatagramTally, Dropped};
 pub(crate) use self::durations::Distribution;
 use self::durations::Durations;
 
@@ -31,6 +33,8 @@ pub(crate) struct Tally {
     ended: [[AtomicU64; Ending::ALL.len()]; ENGINES],
     not_accepted: [AtomicU64; NotAccepted::ALL.len()],
     promotions: [AtomicU64; Promotion::ALL.len()],
+    /// What is counted of datagrams besides; `None`: the listener is one of streams.
+    datagrams: OnceLock<DatagramTally>,
     /// From the accept to the backend.
     pub(crate) deciding: Durations,
     /// From there to the connection to a server.
@@ -79,6 +83,16 @@ impl Tally {
     /// An engine in the kernel was tried with a session, or never is.
     pub(crate) fn promoted(&self, promotion: Promotion) {
         self.promotions[promotion as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What is counted of its datagrams, from now on.
+    pub(crate) fn of_datagrams(&self) -> &DatagramTally {
+        self.datagrams.get_or_init(DatagramTally::default)
+    }
+
+    /// As [`of_datagrams`](Self::of_datagrams), if there are some.
+    pub(crate) fn datagrams(&self) -> Option<&DatagramTally> {
+        self.datagrams.get()
     }
 
     /// A client could not be accepted.
@@ -138,6 +152,12 @@ impl OfListener {
             .others
             .binary_search_by(|tally| (*tally.backend).cmp(backend));
         found.map_or(&self.without_backend, |place| &self.others[place])
+    }
+
+    /// Calls `act` with each of them.
+    pub(crate) fn each(&self, act: impl Fn(&Tally)) {
+        act(&self.without_backend);
+        self.others.iter().for_each(|tally| act(tally));
     }
 
     /// The tally of the sessions that have no backend.
@@ -212,6 +232,8 @@ macro_rules! words {
     };
 }
 
+pub(crate) use words;
+
 words! {
     /// How a session has ended.
     Ending {
@@ -224,6 +246,10 @@ words! {
         HalfClosed = "half_closed",
         /// The engine that was asked for by name does not take it.
         RefusedByEngine = "refused_by_engine",
+        /// By a new session, at the limit of its listener.
+        Displaced = "displaced",
+        /// Of datagrams: without any for a moment, when its listener takes no more clients.
+        Quiet = "quiet",
         /// By an operator.
         Killed = "killed",
         ListenerRemoved = "listener_removed",

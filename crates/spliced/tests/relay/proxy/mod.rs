@@ -104,7 +104,7 @@ impl Proxy {
         self.ask_with(&[what])
     }
 
-    fn ask_with(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn ask_with(&self, arguments: &[&str]) -> Output {
         output(&mut self.command(arguments))
     }
 

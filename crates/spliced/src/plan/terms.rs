@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::ClientLimits;
 use crate::datagram_args::DatagramArgs;
 use crate::ip_header::{DontFragment, TimeToLive};
-use crate::plan::ClientLimits;
 
 /// The default time after which a session is idle. It is the kernel's for a translation that has seen no
 /// answer (`nf_conntrack_udp_timeout`).

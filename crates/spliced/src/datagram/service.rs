@@ -1,0 +1,126 @@
+//! What the threads of a listener have in common.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use super::counters::Counters;
+use super::destination::Destination;
+use super::plan::shown;
+use crate::access_log::AccessLog;
+use crate::connection_limit::ConnectionLimit;
+use crate::plan::DatagramTerms;
+use crate::rate_limited_warning::RateLimitedWarning;
+use crate::service::Process;
+use crate::socket_address::SocketAddress;
+
+/// A listener's, shared by its threads.
+pub(crate) struct DatagramService {
+    pub(crate) process: Arc<Process>,
+    terms: RwLock<Arc<ServiceTerms>>,
+    /// That the sockets of each thread are bound to.
+    addresses: Vec<SocketAddress>,
+    /// Counts the sessions that are open.
+    pub(crate) sessions: Arc<ConnectionLimit>,
+    /// Sessions so far.
+    pub(crate) made: AtomicU64,
+    total: Mutex<Counters>,
+    pub(crate) full: RateLimitedWarning,
+    pub(crate) dropped: RateLimitedWarning,
+}
+
+/// What a reload replaces as a whole. A session keeps those that it was opened under.
+pub(crate) struct ServiceTerms {
+    /// That of the configuration; `None`: a listener is known by its address.
+    pub(crate) name: Option<String>,
+    pub(crate) sessions: DatagramTerms,
+    pub(crate) destination: Destination,
+    pub(crate) access_log: Option<AccessLog>,
+}
+
+impl DatagramService {
+    pub(crate) fn new(
+        process: &Arc<Process>,
+        terms: ServiceTerms,
+        addresses: Vec<SocketAddress>,
+    ) -> Arc<Self> {
+        let most = terms.most_sessions();
+        let service = Arc::new(Self {
+            process: Arc::clone(process),
+            terms: RwLock::new(Arc::new(terms)),
+            addresses,
+            sessions: ConnectionLimit::within(&process.connections, most),
+            made: AtomicU64::new(0),
+            total: Mutex::default(),
+            full: RateLimitedWarning::of(
+                "clients that displaced others, since max-sessions were open",
+            ),
+            dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
+        });
+        service.tell();
+        service
+    }
+
+    /// The terms for a session that begins now.
+    pub(crate) fn terms(&self) -> Arc<ServiceTerms> {
+        // Set whole, so a panic cannot leave them half changed.
+        Arc::clone(&self.terms.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the terms for sessions from now on. The threads are to be told.
+    pub(crate) fn set_terms(&self, terms: ServiceTerms) {
+        self.sessions.set_most(terms.most_sessions());
+        *self.terms.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(terms);
+        self.tell();
+    }
+
+    fn tell(&self) {
+        if let Some(name) = &self.terms().name {
+            self.process.tell_sessions(name, &self.sessions);
+        }
+    }
+
+    pub(crate) fn addresses(&self) -> &[SocketAddress] {
+        &self.addresses
+    }
+
+    /// The addresses with the kind of their sockets.
+    pub(crate) fn shown_addresses(&self) -> Vec<String> {
+        self.addresses.iter().map(shown).collect()
+    }
+
+    /// The id of a new session.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        self.process.next_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What a thread has moved, at its end.
+    pub(crate) fn add(&self, counters: &Counters) {
+        self.total
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .add(counters);
+    }
+
+    /// Logs what all threads have moved.
+    pub(crate) fn log_total(&self) {
+        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        tracing::info!(
+            "{} sessions; to the target {}; to the clients {}",
+            total.sessions,
+            total.to_target,
+            total.to_client
+        );
+    }
+}
+
+impl ServiceTerms {
+    /// What a session at a listener with this address calls it.
+    pub(crate) fn listener(&self, address: &SocketAddress) -> String {
+        self.name.clone().unwrap_or_else(|| shown(address))
+    }
+
+    fn most_sessions(&self) -> Option<u32> {
+        u32::try_from(self.sessions.max_sessions).ok()
+    }
+}

@@ -1,0 +1,392 @@
+//! The listeners of datagrams, whose threads are their own.
+
+use std::collections::BTreeMap;
+use std::iter;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Error, Result};
+use serde_json::{Value, json};
+use splice::{Address, SocketName};
+
+use super::drain::Drain;
+use super::terms::PlannedBackends;
+use crate::access_log::AccessLog;
+use crate::access_log_args::LogPlace;
+use crate::datagram::{
+    DatagramService, Destination, Listeners, Route, Routes, ServiceTerms, Worker, threads_of,
+};
+use crate::listener::SocketFile;
+use crate::plan::{Action, DatagramListenerPlan, OnRemove, Plan};
+use crate::service::Process;
+use crate::sessions::Survey;
+use crate::socket_address::SocketAddress;
+
+pub(super) struct Datagrams {
+    process: Arc<Process>,
+    /// Of a UDP listener.
+    threads: usize,
+    on_failure: Arc<dyn Fn(Error) + Send + Sync>,
+    /// By [`key`].
+    listening: BTreeMap<String, Listening>,
+    /// Those that were removed, and when their sessions are cut; `None`: they were, or never are.
+    former: Vec<(Option<Instant>, Listening)>,
+}
+
+pub(super) struct Listening {
+    plan: Arc<DatagramListenerPlan>,
+    service: Arc<DatagramService>,
+    workers: Vec<Worker>,
+    /// Removes the file of a UNIX socket when it is dropped.
+    socket_file: Option<SocketFile>,
+    pub(super) drain: Arc<Drain>,
+}
+
+/// What a plan comes to, with everything that could fail already done.
+pub(super) struct Prepared {
+    terms: Vec<(Arc<DatagramListenerPlan>, ServiceTerms)>,
+    /// New ones.
+    bound: BTreeMap<String, Listeners>,
+}
+
+/// What a listener is known by from one plan to the next, as that of streams.
+fn key(plan: &DatagramListenerPlan) -> String {
+    match &plan.listen {
+        SocketName::Udp(Address::Inet { port: 0, .. }) => format!("{} {}", plan.listen, plan.name),
+        address => address.to_string(),
+    }
+}
+
+impl Prepared {
+    /// The terms of each listener, and the addresses that it is bound to, or about to be.
+    pub(super) fn listening<'a>(
+        &'a self,
+        now: &'a Datagrams,
+    ) -> impl Iterator<Item = (&'a ServiceTerms, &'a [SocketAddress])> {
+        self.terms.iter().map(|(plan, terms)| {
+            let key = key(plan);
+            let addresses = match (self.bound.get(&key), now.listening.get(&key)) {
+                (Some(listeners), _) => &listeners.addresses[..],
+                (None, Some(listening)) => listening.service.addresses(),
+                (None, None) => &[],
+            };
+            (terms, addresses)
+        })
+    }
+}
+
+impl Datagrams {
+    pub(super) fn new(
+        process: &Arc<Process>,
+        threads: usize,
+        on_failure: impl Fn(Error) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            process: Arc::clone(process),
+            threads,
+            on_failure: Arc::new(on_failure),
+            listening: BTreeMap::new(),
+            former: Vec::new(),
+        }
+    }
+
+    /// Binds what is new in `plan`.
+    ///
+    /// # Errors
+    /// If an address cannot be bound.
+    pub(super) fn prepare(
+        &mut self,
+        plan: &Plan,
+        backends: &PlannedBackends,
+        access_logs: &BTreeMap<LogPlace, AccessLog>,
+    ) -> Result<Prepared> {
+        let mut bound = BTreeMap::new();
+        for listener in &plan.datagram_listeners {
+            let key = key(listener);
+            if self.listening.contains_key(&key) {
+                continue;
+            }
+            self.free(&key);
+            bound.insert(key, self.bind(&listener.listen)?);
+        }
+        let terms = plan.datagram_listeners.iter();
+        let terms = terms.map(|plan| {
+            let terms = self.terms(plan, backends, access_logs);
+            (Arc::clone(plan), terms)
+        });
+        Ok(Prepared {
+            terms: terms.collect(),
+            bound,
+        })
+    }
+
+    fn bind(&self, listen: &SocketName) -> Result<Listeners> {
+        Listeners::bind(listen, threads_of(listen, || self.threads))
+    }
+
+    /// A listener that was removed and comes back takes its addresses from the sessions that it still has.
+    fn free(&mut self, key: &str) {
+        let is_it = |(_, former): &mut (Option<Instant>, Listening)| self::key(&former.plan) == key;
+        for (_, former) in self.former.extract_if(.., is_it) {
+            former.workers.iter().for_each(Worker::cut);
+            former.workers.into_iter().for_each(Worker::join);
+        }
+    }
+
+    fn terms(
+        &self,
+        plan: &Arc<DatagramListenerPlan>,
+        backends: &PlannedBackends,
+        access_logs: &BTreeMap<LogPlace, AccessLog>,
+    ) -> ServiceTerms {
+        let backend = |name: &String| backends.get(name).map(|(backend, _)| Arc::clone(backend));
+        let routes = plan.routes.iter().filter_map(|route| match &route.action {
+            Action::Backend { name, fallback } => Some(Route {
+                clients: route.conditions.clients.clone(),
+                backend: backend(name)?,
+                fallback: fallback.as_ref().and_then(backend),
+            }),
+            _ => None,
+        });
+        let routes: Vec<_> = routes.collect();
+        let backends = routes
+            .iter()
+            .flat_map(|route| iter::once(&route.backend).chain(&route.fallback));
+        let names = backends.map(|backend| backend.name());
+        let tallies = self.process.tallies.of_listener(&plan.name, names);
+        // So that what alerts ask for is told before it has happened.
+        tallies.each(|tally| {
+            tally.of_datagrams();
+        });
+        let log = plan.access_log.place.as_ref();
+        let log = log.and_then(|place| access_logs.get(place));
+        ServiceTerms {
+            name: Some(plan.name.clone()),
+            sessions: plan.terms.clone(),
+            destination: Destination::Routes(Routes { routes, tallies }),
+            access_log: log.map(|log| log.with(&plan.access_log)),
+        }
+    }
+
+    /// Makes what was prepared the state of things.
+    pub(super) fn commit(&mut self, prepared: Prepared) {
+        let Prepared { terms, mut bound } = prepared;
+        let keys: Vec<_> = terms.iter().map(|(plan, _)| key(plan)).collect();
+        self.remove(&keys);
+        for (key, (plan, terms)) in iter::zip(keys, terms) {
+            if let Some(listeners) = bound.remove(&key) {
+                let addresses = listeners.addresses.clone();
+                let service = DatagramService::new(&self.process, terms, addresses);
+                let mut listening = Listening {
+                    plan,
+                    service,
+                    workers: Vec::new(),
+                    socket_file: None,
+                    drain: Drain::listening(),
+                };
+                self.listen(&mut listening, listeners);
+                self.listening.insert(key, listening);
+            } else if let Some(listening) = self.listening.get_mut(&key) {
+                listening.plan = plan;
+                listening.service.set_terms(terms);
+                listening.workers.iter().for_each(Worker::tell);
+            }
+        }
+    }
+
+    /// Starts the threads of a listener. One that cannot be started ends the process.
+    fn listen(&self, listening: &mut Listening, listeners: Listeners) {
+        listening.socket_file = listeners.socket_file;
+        for sockets in listeners.sockets {
+            let on_failure = Arc::clone(&self.on_failure);
+            let ended = move |result: Result<()>| {
+                if let Err(error) = result {
+                    on_failure(error);
+                }
+            };
+            match Worker::start(sockets, Arc::clone(&listening.service), ended) {
+                Ok(worker) => listening.workers.push(worker),
+                Err(error) => (self.on_failure)(error),
+            }
+        }
+        let plan = &listening.plan;
+        let name = match plan.name == plan.listen.to_string() {
+            true => String::new(),
+            false => format!("{}: ", plan.name),
+        };
+        let what = match &plan.routes[..] {
+            [only] => match &only.action {
+                Action::Backend { name, .. } if only.conditions.clients.is_none() => {
+                    format!("relaying to {name}")
+                }
+                _ => "1 route".into(),
+            },
+            routes => format!("{} routes", routes.len()),
+        };
+        for address in listening.service.shown_addresses() {
+            tracing::info!("{name}listening on {address}, {what}");
+        }
+    }
+
+    fn remove(&mut self, kept: &[String]) {
+        let now = Instant::now();
+        let gone: Vec<_> = self
+            .listening
+            .extract_if(.., |key, _| !kept.contains(key))
+            .collect();
+        for (_, mut listening) in gone {
+            listening.workers.iter().for_each(Worker::leave);
+            listening.socket_file = None;
+            let time = match listening.plan.on_remove {
+                OnRemove::Drain(time) => time,
+                OnRemove::Reset => Duration::ZERO,
+            };
+            for address in listening.service.shown_addresses() {
+                tracing::info!("no longer listening on {address}");
+            }
+            self.former.push((now.checked_add(time), listening));
+        }
+    }
+
+    /// Cuts what has been removed and had its time, and returns when the next one is due.
+    pub(super) fn cut_what_is_due(&mut self, now: Instant) -> Option<Instant> {
+        let is_over = |(_, former): &mut (Option<Instant>, Listening)| {
+            former.workers.iter().all(Worker::is_over)
+        };
+        for (_, former) in self.former.extract_if(.., is_over) {
+            former.workers.into_iter().for_each(Worker::join);
+        }
+        for (at, former) in &mut self.former {
+            if at.is_some_and(|at| at <= now) {
+                *at = None;
+                former.tell_cut();
+                former.workers.iter().for_each(Worker::cut);
+            }
+        }
+        self.former.iter().filter_map(|(at, _)| *at).min()
+    }
+
+    /// No listener takes clients any more, since the process ends.
+    pub(super) fn drain_all(&mut self) {
+        for listening in self.all_mut() {
+            listening.socket_file = None;
+            listening.drain.begin_to_end();
+            listening.workers.iter().for_each(Worker::drain);
+        }
+    }
+
+    /// The threads, which still have sessions.
+    pub(super) fn into_workers(self) -> Vec<Worker> {
+        let former = self.former.into_iter().map(|(_, former)| former);
+        let all = self.listening.into_values().chain(former);
+        all.flat_map(|listening| listening.workers).collect()
+    }
+
+    /// Puts a question to every thread.
+    pub(super) fn ask(&self, survey: &Arc<Survey>) {
+        let former = self.former.iter().map(|(_, former)| former);
+        for listening in self.listening.values().chain(former) {
+            for worker in &listening.workers {
+                worker.asker()(survey);
+            }
+        }
+    }
+
+    pub(super) fn told(&self) -> impl Iterator<Item = Value> {
+        self.listening.values().map(Listening::told)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.listening.values().map(|it| it.plan.name.as_str())
+    }
+
+    /// The listener `name`, and where what is needed to bind it again.
+    pub(super) fn named(&mut self, name: &str) -> Option<&mut Listening> {
+        self.listening.values_mut().find(|it| it.plan.name == name)
+    }
+
+    /// Has the listener `name` take clients again.
+    ///
+    /// # Errors
+    /// If an address cannot be bound.
+    pub(super) fn undrain(&mut self, name: &str) -> Result<()> {
+        let is_it = |(_, it): &(&String, &Listening)| it.plan.name == name;
+        let Some(key) = self
+            .listening
+            .iter()
+            .find(is_it)
+            .map(|(key, _)| key.clone())
+        else {
+            return Ok(());
+        };
+        let Some(mut listening) = self.listening.remove(&key) else {
+            return Ok(());
+        };
+        let undrained = self.listen_again(&mut listening);
+        if undrained.is_ok() {
+            listening.drain.end();
+        }
+        self.listening.insert(key, listening);
+        undrained
+    }
+
+    fn listen_again(&self, listening: &mut Listening) -> Result<()> {
+        let is_unix = matches!(listening.plan.listen, SocketName::UnixDatagram(_));
+        // The file of a UNIX socket is gone.
+        let resumed = !is_unix && listening.workers.iter().all(Worker::resume);
+        if resumed && !listening.workers.is_empty() {
+            return Ok(());
+        }
+        listening.workers.iter().for_each(Worker::cut);
+        listening.workers.drain(..).for_each(Worker::join);
+        let listeners = self.bind(&listening.plan.listen)?;
+        self.listen(listening, listeners);
+        Ok(())
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Listening> {
+        let former = self.former.iter_mut().map(|(_, former)| former);
+        self.listening.values_mut().chain(former)
+    }
+}
+
+impl Listening {
+    /// What it is, and what has been counted.
+    pub(super) fn told(&self) -> Value {
+        let sessions = self.service.sessions.count();
+        let (state, since) = self.drain.told(sessions);
+        json!({
+            "name": self.plan.name,
+            "addresses": self.service.shown_addresses(),
+            "state": state,
+            "since": humantime::format_rfc3339_millis(since).to_string(),
+            "connections": sessions,
+            "counts": {
+                "accepted": self.service.made.load(Ordering::Relaxed),
+                "joined": self.service.made.load(Ordering::Relaxed),
+            },
+        })
+    }
+
+    /// Takes no new clients until it is undrained. Returns how many sessions go on.
+    pub(super) fn leave(&mut self) -> usize {
+        self.workers.iter().for_each(Worker::leave);
+        self.socket_file = None;
+        self.service.sessions.count()
+    }
+
+    /// Calls `act` whenever it has no session any more.
+    pub(super) fn when_empty(&self, act: impl Fn() + Send + Sync + 'static) {
+        self.service.sessions.when_none(act);
+    }
+
+    fn tell_cut(&self) {
+        let name = &self.plan.name;
+        match self.service.sessions.count() {
+            0 => {}
+            1 => tracing::warn!("ended 1 session: listener {name} was removed"),
+            count => tracing::warn!("ended {count} sessions: listener {name} was removed"),
+        }
+    }
+}
