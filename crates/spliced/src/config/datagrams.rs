@@ -1,5 +1,7 @@
 //! A `[[listener]]` of datagrams.
 
+use std::num::NonZeroU8;
+
 use splice::SocketName;
 
 use crate::access_log_args::AccessLogArgs;
@@ -7,6 +9,7 @@ use crate::config::listener;
 use crate::config::removal::Removal;
 use crate::config::route::{Of, Routes};
 use crate::config::value::{Table, Value};
+use crate::ip_header::{DontFragment, TimeToLive};
 use crate::plan::{DatagramListenerPlan, DatagramTerms};
 
 /// What only streams have, and what datagrams have in its place.
@@ -26,16 +29,27 @@ const OF_STREAMS: &[(&str, &str)] = &[
     ("splice_after", ""),
     ("connect_timeout", ""),
     ("max_connections", "limit sessions with max_sessions"),
-    ("max_connections_per_client", ""),
+    (
+        "max_connections_per_client",
+        "limit sessions with max_sessions_per_client",
+    ),
     ("new_connections_per_client", ""),
-    ("client_prefix", ""),
     ("rate", ""),
     ("proxy_protocol", ""),
     ("trusted", ""),
 ];
 
 /// What only datagrams have, and what streams have in its place.
-const OF_DATAGRAMS: &[(&str, &str)] = &[("max_sessions", "limit connections with max_connections")];
+const OF_DATAGRAMS: &[(&str, &str)] = &[
+    ("max_sessions", "limit connections with max_connections"),
+    (
+        "max_sessions_per_client",
+        "limit connections with max_connections_per_client",
+    ),
+    ("replies", ""),
+    ("ttl", ""),
+    ("dont_fragment", ""),
+];
 
 /// Conditions of routes that look at what a client of a stream has sent, or at its connection.
 const STREAM_CONDITIONS: &[&str] = &[
@@ -82,12 +96,7 @@ pub(super) fn read(
 ) -> Option<DatagramListenerPlan> {
     let listen = address(table);
     let name = table.get("name").and_then(|value| listener::name(&value));
-    let mut terms = DatagramTerms::default();
-    table.set("idle_timeout", &mut terms.idle_timeout, Value::time);
-    table.set("max_sessions", &mut terms.max_sessions, |value| {
-        let most: u32 = value.number(1..=u32::MAX)?;
-        usize::try_from(most).ok()
-    });
+    let terms = terms(table);
     let mut access_log = access_log.clone();
     listener::access_log(table, &mut access_log);
     listener::check_access_log(table, &access_log);
@@ -118,6 +127,37 @@ pub(super) fn read(
         on_remove: removal.plan(),
         routes,
     })
+}
+
+fn terms(table: &Table<'_>) -> DatagramTerms {
+    let mut terms = DatagramTerms::default();
+    table.set("idle_timeout", &mut terms.idle_timeout, Value::time);
+    table.set("max_sessions", &mut terms.max_sessions, |value| {
+        let most: u32 = value.number(1..=u32::MAX)?;
+        usize::try_from(most).ok()
+    });
+    let limits = &mut terms.per_client;
+    table.set_some(
+        "max_sessions_per_client",
+        &mut limits.max_connections,
+        |value| value.number(1..=u32::MAX),
+    );
+    listener::client_prefix(table, limits);
+    table.set_some("replies", &mut terms.replies, |value| {
+        value.number(0..=u32::MAX)
+    });
+    table.set("ttl", &mut terms.ttl, |value| match value.is_text() {
+        true => value.parse(),
+        false => NonZeroU8::new(value.number(1..=u8::MAX)?).map(TimeToLive::Fixed),
+    });
+    table.set("dont_fragment", &mut terms.dont_fragment, |value| {
+        value.choice(&[
+            ("auto", DontFragment::Auto),
+            ("yes", DontFragment::Yes),
+            ("no", DontFragment::No),
+        ])
+    });
+    terms
 }
 
 /// Notes what has a meaning for datagrams only.

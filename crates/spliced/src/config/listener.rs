@@ -172,6 +172,13 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         &mut limits.new_per_second,
         |value| value.number(many.clone()),
     );
+    client_prefix(table, limits);
+    table.set_some("rate", &mut listener.rate, |value| value.size(RATES));
+    access_log(table, &mut listener.access_log);
+}
+
+/// How many bits of an address make one client.
+pub(super) fn client_prefix(table: &Table<'_>, limits: &mut ClientLimits) {
     if let Some(prefix) = table
         .get("client_prefix")
         .and_then(|value| value.table("client_prefix"))
@@ -180,8 +187,6 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         prefix.set("ipv6", &mut limits.ipv6_bits, |value| value.number(1..=128));
         prefix.finish();
     }
-    table.set_some("rate", &mut listener.rate, |value| value.size(RATES));
-    access_log(table, &mut listener.access_log);
 }
 
 pub(super) fn access_log(table: &Table<'_>, log: &mut AccessLogArgs) {
