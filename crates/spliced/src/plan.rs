@@ -329,8 +329,8 @@ impl BackendPlan {
 
     /// Whether its servers take datagrams. All do, or none does.
     pub(crate) fn is_of_datagrams(&self) -> bool {
-        let mut servers = self.servers.iter();
-        servers.any(|server| matches!(server.address, ServerAddress::Datagrams(_)))
+        let first = self.servers.first().map(|server| &server.address);
+        matches!(first, Some(ServerAddress::Datagrams(_)))
     }
 
     /// A backend of one server, with every default.

@@ -27,12 +27,23 @@ pub(crate) struct Listeners {
 }
 
 impl Listeners {
-    /// Binds a socket for each address of the listener and each thread.
+    /// Binds a socket for each address that `listen` stands for and each thread.
     pub(crate) fn bind(listen: &SocketName, threads: usize) -> Result<Self> {
-        let failed = || format!("cannot listen on {listen}");
-        let typed = datagram_address(listen).with_context(failed)?;
+        let typed =
+            datagram_address(listen).with_context(|| format!("cannot listen on {listen}"))?;
         let mut found = SocketAddress::to_listen(typed)?;
         found.dedup();
+        Self::at(listen, found, threads)
+    }
+
+    /// The same at addresses that are known.
+    pub(crate) fn at(
+        listen: &SocketName,
+        found: Vec<SocketAddress>,
+        threads: usize,
+    ) -> Result<Self> {
+        let failed = || format!("cannot listen on {listen}");
+        let typed = datagram_address(listen).with_context(failed)?;
         let mut listeners = Self {
             sockets: (0..threads).map(|_| Vec::new()).collect(),
             addresses: Vec::new(),

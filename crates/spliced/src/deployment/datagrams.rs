@@ -340,7 +340,10 @@ impl Datagrams {
         }
         listening.workers.iter().for_each(Worker::cut);
         listening.workers.drain(..).for_each(Worker::join);
-        let listeners = self.bind(&listening.plan.listen)?;
+        // Those that it had, also if port 0 was asked for.
+        let addresses = listening.service.addresses().to_vec();
+        let listen = &listening.plan.listen;
+        let listeners = Listeners::at(listen, addresses, threads_of(listen, || self.threads))?;
         self.listen(listening, listeners);
         Ok(())
     }
