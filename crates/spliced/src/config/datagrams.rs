@@ -68,17 +68,6 @@ const STREAM_CONDITIONS: &[&str] = &[
     "connect",
 ];
 
-/// The address of a listener, if it is one of datagrams.
-pub(super) fn address(table: &Table<'_>) -> Option<SocketName> {
-    let value = table.get("address").filter(Value::is_text)?;
-    let is_datagram = ["udp:", "unixgram:"];
-    let text = value.text()?;
-    is_datagram
-        .iter()
-        .any(|prefix| text.starts_with(prefix))
-        .then(|| value.parse())?
-}
-
 /// Whether an address is written as one of datagrams.
 pub(super) fn is_of_datagrams(table: &Table<'_>) -> bool {
     let value = table.get("address").filter(Value::is_text);
@@ -94,7 +83,7 @@ pub(super) fn read(
     mut removal: Removal,
     routes: &Routes<'_>,
 ) -> Option<DatagramListenerPlan> {
-    let listen = address(table);
+    let listen: Option<SocketName> = table.get("address").and_then(|value| value.parse());
     let name = table.get("name").and_then(|value| listener::name(&value));
     let terms = terms(table);
     let mut access_log = access_log.clone();
@@ -113,12 +102,8 @@ pub(super) fn read(
             "the listener has no route and would drop every datagram; add a [[listener.route]]",
         );
     }
-    let of = match &listen {
-        Some(listen) => Of::Datagrams(listen),
-        None => return None,
-    };
-    let routes = routes.read(of_listener.unwrap_or_default(), of);
     let listen = listen?;
+    let routes = routes.read(of_listener.unwrap_or_default(), Of::Datagrams(&listen));
     Some(DatagramListenerPlan {
         name: name.unwrap_or_else(|| listen.to_string()),
         listen,

@@ -231,10 +231,9 @@ impl Datagrams {
 
     fn remove(&mut self, kept: &[String]) {
         let now = Instant::now();
-        let gone: Vec<_> = self
-            .listening
-            .extract_if(.., |key, _| !kept.contains(key))
-            .collect();
+        let all = std::mem::take(&mut self.listening).into_iter();
+        let (staying, gone): (Vec<_>, Vec<_>) = all.partition(|(key, _)| kept.contains(key));
+        self.listening = staying.into_iter().collect();
         for (_, mut listening) in gone {
             listening.workers.iter().for_each(Worker::leave);
             listening.socket_file = None;
