@@ -5,68 +5,13 @@ use std::num::NonZeroU8;
 use splice::SocketName;
 
 use crate::access_log_args::AccessLogArgs;
+use crate::config::kind;
 use crate::config::listener;
 use crate::config::removal::Removal;
 use crate::config::route::{Of, Routes};
 use crate::config::value::{Table, Value};
 use crate::ip_header::{DontFragment, TimeToLive};
 use crate::plan::{DatagramListenerPlan, DatagramTerms};
-
-/// What only streams have, and what datagrams have in its place.
-const OF_STREAMS: &[(&str, &str)] = &[
-    ("engine", ""),
-    ("from_syn", ""),
-    ("bypass_firewall", ""),
-    ("mode", ""),
-    ("owner", ""),
-    ("group", ""),
-    ("protocol", ""),
-    ("decide_within", ""),
-    ("first_bytes_limit", ""),
-    ("half_close_timeout", "end sessions with idle_timeout"),
-    ("keepalive", ""),
-    ("user_timeout", "end sessions with idle_timeout"),
-    ("splice_after", ""),
-    ("connect_timeout", ""),
-    ("max_connections", "limit sessions with max_sessions"),
-    (
-        "max_connections_per_client",
-        "limit sessions with max_sessions_per_client",
-    ),
-    ("new_connections_per_client", ""),
-    ("rate", ""),
-    ("proxy_protocol", ""),
-    ("trusted", ""),
-];
-
-/// What only datagrams have, and what streams have in its place.
-const OF_DATAGRAMS: &[(&str, &str)] = &[
-    ("max_sessions", "limit connections with max_connections"),
-    (
-        "max_sessions_per_client",
-        "limit connections with max_connections_per_client",
-    ),
-    ("replies", ""),
-    ("ttl", ""),
-    ("dont_fragment", ""),
-];
-
-/// Conditions of routes that look at what a client of a stream has sent, or at its connection.
-const STREAM_CONDITIONS: &[&str] = &[
-    "local_address",
-    "local_port",
-    "silent",
-    "sni",
-    "alpn",
-    "tls_version",
-    "http_host",
-    "http_method",
-    "http_path",
-    "protocol",
-    "starts_with",
-    "socks",
-    "connect",
-];
 
 /// Whether an address is written as one of datagrams.
 pub(super) fn is_of_datagrams(table: &Table<'_>) -> bool {
@@ -89,7 +34,7 @@ pub(super) fn read(
     let mut access_log = access_log.clone();
     listener::access_log(table, &mut access_log);
     listener::check_access_log(table, &access_log);
-    refuse(table, OF_STREAMS, "streams", "datagrams");
+    kind::refuse_on_datagrams(table);
     removal.read(table);
     removal.check(table);
     let of_listener = match table.get("route") {
@@ -143,37 +88,4 @@ fn terms(table: &Table<'_>) -> DatagramTerms {
         ])
     });
     terms
-}
-
-/// Notes what has a meaning for datagrams only.
-pub(super) fn refuse_on_streams(table: &Table<'_>) {
-    refuse(table, OF_DATAGRAMS, "datagrams", "streams");
-}
-
-fn refuse(table: &Table<'_>, keys: &[(&'static str, &str)], of: &str, others: &str) {
-    for (key, instead) in keys {
-        if table.get(key).is_none() {
-            continue;
-        }
-        let remedy = match *instead {
-            "" => "remove it".to_owned(),
-            instead => instead.to_owned(),
-        };
-        table.notes.mistake(
-            &table.at(key),
-            format!("{key} is for {of}, and this listener has {others}; {remedy}"),
-        );
-    }
-}
-
-/// Notes conditions of a route that no datagram could be held against.
-pub(super) fn suit_conditions(table: &Table<'_>) {
-    for key in STREAM_CONDITIONS {
-        if table.get(key).is_some() {
-            table.notes.mistake(
-                &table.at(key),
-                format!("{key} is for streams; a route of datagrams can look at client only"),
-            );
-        }
-    }
 }

@@ -4,7 +4,7 @@ use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, UserTimeout};
 use splice_route::Prefix;
 
 use crate::access_log_args::{AccessLogArgs, LogPlace};
-use crate::config::datagrams;
+use crate::config::kind;
 use crate::config::removal::Removal;
 use crate::config::route::{Of, Routes};
 use crate::config::value::{Table, Value};
@@ -81,7 +81,7 @@ pub(super) fn read(
     }
     settings(table, &mut listener);
     check_access_log(table, &listener.access_log);
-    datagrams::refuse_on_streams(table);
+    kind::refuse_on_streams(table);
     removal.read(table);
     removal.check(table);
     listener.on_remove = removal.plan();

@@ -8,6 +8,7 @@ mod bypass;
 mod conflict;
 mod coverage;
 mod datagrams;
+mod kind;
 mod listener;
 mod notes;
 mod prefix_file;

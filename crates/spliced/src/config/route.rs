@@ -10,7 +10,7 @@ use splice_route::{
 
 use crate::config::conflict;
 use crate::config::coverage::Coverage;
-use crate::config::datagrams;
+use crate::config::kind;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
 use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, too_many};
@@ -68,7 +68,7 @@ impl Routes<'_> {
                     conflict::find(&table, &conditions, listener);
                 }
                 Of::Streams(_) => {}
-                Of::Datagrams(_) => datagrams::suit_conditions(&table),
+                Of::Datagrams(_) => kind::suit_conditions(&table),
             }
             let action = self.action(&table, of);
             let coverage = Coverage::of(&conditions);
