@@ -287,7 +287,12 @@ fn the_access_log_and_the_sessions_have_the_names_of_the_configuration() {
 #[test]
 fn metrics_count_sessions_and_datagrams() {
     let [only] = servers();
-    let proxy = Proxy::run(&configuration(&[&only], "max_sessions = 1", ""));
+    // A thread displaces its own sessions only.
+    let text = format!(
+        "threads = 1\n{}",
+        configuration(&[&only], "max_sessions = 1", "")
+    );
+    let proxy = Proxy::run(&text);
     ask(&client(&proxy), &[&only]);
     ask(&client(&proxy), &[&only]);
     let labels = [("listener", "l"), ("backend", "b")];
