@@ -20,9 +20,12 @@
 
 mod batch;
 mod counters;
+mod icmp;
 mod listeners;
 mod plan;
+mod queue;
 mod sender;
+mod sending;
 mod session;
 mod sessions;
 mod socket;
@@ -106,9 +109,11 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         cut_short: AtomicUsize::new(0),
         total: Mutex::new(Counters::default()),
         full: RateLimitedWarning::of(
-            "clients that displaced others, since --max-sessions were open",
+            "clients that displaced others, since as many sessions were open as may be",
         ),
         dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
+        too_big: RateLimitedWarning::of("datagrams that were too big for their path"),
+        clients: Arc::default(),
         addresses,
         plan,
     });
