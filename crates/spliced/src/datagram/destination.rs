@@ -15,6 +15,7 @@ use super::sender::Sender;
 use super::socket::DatagramSocket;
 use crate::backend::{Backend, Lease, PickKey, Tried};
 use crate::connect_error::{self, Fault};
+use crate::plan::DatagramTerms;
 use crate::resource_limit::limit_met;
 use crate::roster::Closer;
 use crate::socket_address::SocketAddress;
@@ -65,11 +66,12 @@ impl Destination {
         &self,
         client: &Sender,
         tried: &mut Tried,
+        terms: &DatagramTerms,
         closer: &task::Waker,
     ) -> Result<Place, String> {
         match self {
-            Self::Target(target) => target.place(),
-            Self::Routes(routes) => routes.place(client, tried, closer),
+            Self::Target(target) => target.place(terms),
+            Self::Routes(routes) => routes.place(client, tried, terms, closer),
         }
     }
 
@@ -121,7 +123,7 @@ impl OneTarget {
         }
     }
 
-    fn place(&self) -> Result<Place, String> {
+    fn place(&self, terms: &DatagramTerms) -> Result<Place, String> {
         let addresses = self.target.addresses();
         if addresses.is_empty() {
             return Err(self.target.why_nowhere());
@@ -130,7 +132,7 @@ impl OneTarget {
         let mut why = String::new();
         for turn in 0..addresses.len() {
             let target = &addresses[first.wrapping_add(turn) % addresses.len()];
-            match connect(target, |_| Ok(())) {
+            match connect(target, terms, |_| Ok(())) {
                 Ok(socket) => {
                     return Ok(Place {
                         socket,
@@ -150,6 +152,7 @@ impl Routes {
         &self,
         client: &Sender,
         tried: &mut Tried,
+        terms: &DatagramTerms,
         closer: &task::Waker,
     ) -> Result<Place, String> {
         let ip = client.ip();
@@ -175,7 +178,7 @@ impl Routes {
             match backend.pick_now(&key, tried) {
                 Ok(lease) => {
                     lease.note_in(tried);
-                    match reach(backend, &lease, ip) {
+                    match reach(backend, &lease, terms, ip) {
                         Ok((socket, target)) => {
                             let seat = lease.sit(Closer::Thread(closer.clone()));
                             let tally = self.tallies.with(backend.name());
@@ -208,11 +211,12 @@ impl Routes {
 fn reach(
     backend: &Arc<Backend>,
     lease: &Lease,
+    terms: &DatagramTerms,
     client: Option<std::net::IpAddr>,
 ) -> Result<(DatagramSocket, SocketAddress), String> {
     let mut why = String::new();
     for target in lease.addresses()?.iter() {
-        match connect(target, |socket| {
+        match connect(target, terms, |socket| {
             backend.prepare_socket(socket, target, client)
         }) {
             Ok(socket) => return Ok((socket, target.clone())),
@@ -232,10 +236,11 @@ fn reach(
 /// it says of the server.
 fn connect(
     target: &SocketAddress,
+    terms: &DatagramTerms,
     prepare: impl FnOnce(&OwnedFd) -> Result<(), Errno>,
 ) -> Result<DatagramSocket, (Errno, Fault)> {
     let of_socket = |errno| (errno, connect_error::of_socket(errno));
-    let socket = DatagramSocket::new(target).map_err(of_socket)?;
+    let socket = DatagramSocket::new(target, terms).map_err(of_socket)?;
     prepare(socket.fd()).map_err(of_socket)?;
     if matches!(target, SocketAddress::Unix(_)) {
         // The kernel picks a name, to which the target can send its answers (unix(7), autobind).

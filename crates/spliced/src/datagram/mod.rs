@@ -23,10 +23,13 @@ mod control;
 mod counters;
 mod destination;
 mod held;
+mod icmp;
 mod listeners;
 mod outcome;
 mod plan;
+mod queue;
 mod sender;
+mod sending;
 mod service;
 mod session;
 mod sessions;
@@ -95,7 +98,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         sockets,
         addresses,
         socket_file: _socket_file,
-    } = Listeners::bind(&plan.listen, threads)?;
+    } = Listeners::bind(&plan.listen, &plan.terms, threads)?;
     if plan.is_one_kind() {
         let name = plan.target.to_string();
         refusal::of_itself(&name, &[Arc::clone(&target)], &addresses)?;

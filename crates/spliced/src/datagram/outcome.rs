@@ -10,10 +10,14 @@ use crate::tally::Ending;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Idle,
+    /// As often as the relay expects.
+    Answered,
     TargetFailed(Errno),
     ClientFailed(Errno),
     /// By another client, at the limit.
     Displaced,
+    /// By another session of its client, at that limit.
+    DisplacedByOwn,
     Killed,
     /// No datagram came for a moment, and the relay ends.
     QuietAtEnd,
@@ -31,9 +35,10 @@ impl Outcome {
     pub(crate) fn ending(self) -> Ending {
         match self {
             Self::Idle => Ending::Idle,
+            Self::Answered => Ending::Answered,
             Self::TargetFailed(_) => Ending::TargetFailed,
             Self::ClientFailed(_) => Ending::ClientFailed,
-            Self::Displaced => Ending::Displaced,
+            Self::Displaced | Self::DisplacedByOwn => Ending::Displaced,
             Self::Killed => Ending::Killed,
             Self::QuietAtEnd | Self::Quiet => Ending::Quiet,
             Self::CutShort => Ending::CutShort,
@@ -48,11 +53,13 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Idle => f.write_str("idle"),
+            Self::Answered => f.write_str("answered"),
             Self::TargetFailed(errno) => write!(f, "the target failed: {}", words(*errno)),
             Self::ClientFailed(errno) => {
                 write!(f, "the client cannot be answered: {}", words(*errno))
             }
             Self::Displaced => f.write_str("displaced by a new client"),
+            Self::DisplacedByOwn => f.write_str("displaced by a new session of its client"),
             Self::Killed => f.write_str(KILLED),
             Self::QuietAtEnd => f.write_str("quiet, and the relay ends"),
             Self::Quiet => f.write_str("quiet, and its listener takes no more clients"),

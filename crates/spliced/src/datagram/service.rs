@@ -7,6 +7,7 @@ use super::counters::Counters;
 use super::destination::Destination;
 use super::plan::shown;
 use crate::access_log::AccessLog;
+use crate::client_limit::ClientLimit;
 use crate::connection_limit::ConnectionLimit;
 use crate::plan::DatagramTerms;
 use crate::rate_limited_warning::RateLimitedWarning;
@@ -26,6 +27,8 @@ pub(crate) struct DatagramService {
     total: Mutex<Counters>,
     pub(crate) full: RateLimitedWarning,
     pub(crate) dropped: RateLimitedWarning,
+    pub(crate) too_big: RateLimitedWarning,
+    pub(crate) clients: Arc<ClientLimit>,
 }
 
 /// What a reload replaces as a whole. A session keeps those that it was opened under.
@@ -52,9 +55,11 @@ impl DatagramService {
             made: AtomicU64::new(0),
             total: Mutex::default(),
             full: RateLimitedWarning::of(
-                "clients that displaced others, since max-sessions were open",
+                "clients that displaced others, since as many sessions were open as may be",
             ),
             dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
+            too_big: RateLimitedWarning::of("datagrams that were too big for their path"),
+            clients: Arc::default(),
         });
         service.tell();
         service
@@ -106,8 +111,9 @@ impl DatagramService {
     pub(crate) fn log_total(&self) {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
         tracing::info!(
-            "{} sessions; to the target {}; to the clients {}",
+            "{} sessions, {} of them displaced; to the target {}; to the clients {}",
             total.sessions,
+            total.displaced,
             total.to_target,
             total.to_client
         );

@@ -1,5 +1,8 @@
 //! A thread of the relay: its listeners and the sessions of the clients that the kernel gives to them.
 
+mod room;
+mod telling;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task;
@@ -16,10 +19,12 @@ use super::batch::Batch;
 use super::control::{Control, Phase};
 use super::counters::{Counters, Flow};
 use super::held::Held;
+use super::icmp::Notices;
 use super::outcome::{Outcome, words};
 use super::sender::Sender;
+use super::sending::send_all;
 use super::service::{DatagramService, ServiceTerms};
-use super::session::Session;
+use super::session::{Session, Standing};
 use super::sessions::Sessions;
 use super::socket::{DatagramSocket, Offload, Piece};
 use crate::backend::Tried;
@@ -135,6 +140,7 @@ struct Relaying {
     accounted_at: Instant,
     /// Something has moved since then.
     is_behind: bool,
+    notices: Notices,
 }
 
 impl Relaying {
@@ -168,6 +174,7 @@ impl Relaying {
             asked: Asked::default(),
             accounted_at: Instant::now(),
             is_behind: false,
+            notices: Notices::new(Instant::now()),
         })
     }
 
@@ -221,7 +228,7 @@ impl Relaying {
                 .cut_short
                 .fetch_add(left, Ordering::Relaxed);
         }
-        while let Some((number, _)) = self.sessions.oldest() {
+        while let Some(number) = self.sessions.any() {
             self.end(number, outcome);
         }
         self.service.add(&self.counters);
@@ -271,9 +278,8 @@ impl Relaying {
 
     /// Until the next session is idle, or something is to be counted.
     fn next_turn(&self, now: Instant) -> Option<Timespec> {
-        let (_, oldest) = self.sessions.oldest()?;
-        let idle = now.saturating_duration_since(oldest.used);
-        let mut left = self.idle_timeout().saturating_sub(idle);
+        let (_, _, at) = self.sessions.next_idle(self.idle_timeout())?;
+        let mut left = at.saturating_duration_since(now);
         if self.is_behind {
             let since = now.saturating_duration_since(self.accounted_at);
             left = left.min(ACCOUNT_EVERY.saturating_sub(since));
@@ -293,13 +299,14 @@ impl Relaying {
 
     fn expire(&mut self, now: Instant) {
         let timeout = self.idle_timeout();
-        while let Some((number, oldest)) = self.sessions.oldest() {
-            if now.saturating_duration_since(oldest.used) < timeout {
+        while let Some((number, standing, at)) = self.sessions.next_idle(timeout) {
+            if at > now {
                 return;
             }
-            let outcome = match self.phase {
-                Phase::Running => Outcome::Idle,
-                Phase::Leaving => Outcome::Quiet,
+            let outcome = match (self.phase, standing) {
+                (Phase::Running, Standing::Finished) => Outcome::Answered,
+                (Phase::Running, _) => Outcome::Idle,
+                (Phase::Leaving, _) => Outcome::Quiet,
                 _ => Outcome::QuietAtEnd,
             };
             self.end(number, outcome);
@@ -318,11 +325,14 @@ impl Relaying {
                         bytes: &buffer[..message.length],
                         stride: message.stride,
                         congestion: message.congestion,
+                        ttl: message.ttl,
                         connected: None,
                     };
                     if message.is_cut {
                         self.counters.to_target.dropped.too_long += 1;
                         self.account_dropped(Dropped::TooLong, 1);
+                    } else if message.ttl == Some(0) {
+                        self.lose(&piece);
                     } else {
                         self.send_on(listener, &message.sender, piece, now);
                     }
@@ -352,12 +362,14 @@ impl Relaying {
                     return;
                 }
             };
-            self.sessions.touch(number);
             let Some(session) = self.sessions.get_mut(number) else {
                 return;
             };
             session.used = now;
             self.is_behind |= session.held.is_some();
+            session.is_assured |= session.to_client.seen() > 0;
+            session.longest = session.longest.max(piece.stride);
+            let too_long = session.to_target.dropped.too_long;
             piece.connected = session.udp_target();
             let socket = &session.socket;
             let offload = &self.offload;
@@ -365,12 +377,18 @@ impl Relaying {
                 socket.send(offload, piece)
             });
             match result {
-                Ok(()) => return,
+                Ok(()) => {
+                    if session.to_target.dropped.too_long > too_long {
+                        self.tell_too_big(number, Some(&piece), now);
+                    }
+                    self.sessions.touch(number, &self.terms.sessions);
+                    return;
+                }
                 Err(errno) => {
                     if let Some(held) = &session.held {
                         held.note_in(&mut tried);
                     }
-                    self.fail(number, errno);
+                    self.fail(number, errno, now);
                 }
             }
         }
@@ -405,9 +423,9 @@ impl Relaying {
             Err(Errno::AGAIN | Errno::INTR) => return,
             Err(Errno::MSGSIZE) => {
                 session.to_target.dropped.too_long += 1;
-                return;
+                return self.tell_too_big(number, None, now);
             }
-            Err(errno) => return self.fail(number, errno),
+            Err(errno) => return self.fail(number, errno, now),
         }
         session.used = now;
         self.is_behind |= session.held.is_some();
@@ -424,10 +442,15 @@ impl Relaying {
                 bytes: &buffer[..message.length],
                 stride: message.stride,
                 congestion: message.congestion,
+                ttl: message.ttl,
                 connected: None,
             };
             if message.is_cut {
                 session.to_client.dropped.too_long += 1;
+                continue;
+            }
+            if message.ttl == Some(0) {
+                session.to_client.dropped.nowhere += piece.datagrams() as u64;
                 continue;
             }
             let offload = &self.offload;
@@ -444,7 +467,7 @@ impl Relaying {
                 }
             }
         }
-        self.sessions.touch(number);
+        self.sessions.touch(number, &self.terms.sessions);
         // A UDP client is never gone: nothing tells.
         if let Some(errno) = gone {
             self.end(number, Outcome::ClientFailed(errno));
@@ -452,7 +475,7 @@ impl Relaying {
     }
 
     /// Ends a session that the target's side has failed.
-    fn fail(&mut self, number: usize, errno: Errno) {
+    fn fail(&mut self, number: usize, errno: Errno, now: Instant) {
         let Some(session) = self.sessions.get(number) else {
             return;
         };
@@ -463,6 +486,7 @@ impl Relaying {
                 destination.failed(session.to_client.datagrams > 0);
             }
         }
+        self.tell_failed(number, errno, now);
         self.end(number, Outcome::TargetFailed(errno));
     }
 
@@ -493,14 +517,18 @@ impl Relaying {
                 return Err("the relay is ending".into());
             }
         }
+        let permit = self.permit(client, now)?;
         self.make_room()?;
         let destination = &self.terms.destination;
-        let place = destination.place(client, tried, &self.closer);
+        let place = destination.place(client, tried, &self.terms.sessions, &self.closer);
         let place = match place {
             // It may be the only one.
-            Err(_) if !tried.is_empty() => {
-                destination.place(client, &mut Tried::default(), &self.closer)?
-            }
+            Err(_) if !tried.is_empty() => destination.place(
+                client,
+                &mut Tried::default(),
+                &self.terms.sessions,
+                &self.closer,
+            )?,
             place => place?,
         };
         let number = self.sessions.next_number();
@@ -518,33 +546,15 @@ impl Relaying {
             terms: Arc::clone(&self.terms),
             to_target: Flow::default(),
             to_client: Flow::default(),
+            is_assured: false,
+            longest: 0,
+            _permit: permit,
             began: now,
             used: now,
-            _permit: self.service.sessions.acquire_beyond_limit(),
+            _counted: self.service.sessions.acquire_beyond_limit(),
         };
         session.began(&self.service.addresses()[listener]);
-        Ok(self.sessions.insert(session))
-    }
-
-    /// At the bound, ends the session that has been idle longest.
-    fn make_room(&mut self) -> Result<(), String> {
-        let most = self.terms.sessions.max_sessions;
-        if self.service.sessions.count() < most {
-            return Ok(());
-        }
-        self.service.full.emit(|suppressed| {
-            tracing::warn!(
-                "{most} sessions are open (max-sessions); a new client displaces the one that has been \
-                 idle longest ({suppressed} more since the last such line)"
-            );
-        });
-        match self.sessions.oldest() {
-            Some((number, _)) => {
-                self.end(number, Outcome::Displaced);
-                Ok(())
-            }
-            None => Err("all sessions belong to other threads".into()),
-        }
+        Ok(self.sessions.insert(session, self.client_of(client)))
     }
 
     fn warn_dropped(&self, why: &str) {
@@ -554,50 +564,4 @@ impl Relaying {
             );
         });
     }
-}
-
-/// Sends all datagrams of `piece` and counts them. Returns an error that ends the session.
-fn send_all(
-    offload: &Offload,
-    piece: &Piece<'_>,
-    flow: &mut Flow,
-    send: impl Fn(&Piece<'_>) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    let datagrams = piece.datagrams();
-    if piece.is_many() {
-        // A path that is too narrow for them takes them as fragments, one by one.
-        if offload.takes(datagrams) && count(piece, datagrams, flow, &send)? {
-            return Ok(());
-        }
-        for single in piece.singles() {
-            count(&single, 1, flow, &send)?;
-        }
-        return Ok(());
-    }
-    count(piece, 1, flow, &send).map(drop)
-}
-
-/// Sends `piece`, and counts it as sent or dropped. Returns false if it has to be sent in parts.
-fn count(
-    piece: &Piece<'_>,
-    datagrams: usize,
-    flow: &mut Flow,
-    send: &impl Fn(&Piece<'_>) -> Result<(), Errno>,
-) -> Result<bool, Errno> {
-    let number = datagrams as u64;
-    match send(piece) {
-        Ok(()) => {
-            flow.datagrams += number;
-            flow.bytes += piece.bytes.len() as u64;
-        }
-        Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => flow.dropped.full += number,
-        Err(Errno::MSGSIZE | Errno::INVAL | Errno::IO | Errno::OPNOTSUPP) if datagrams > 1 => {
-            return Ok(false);
-        }
-        Err(Errno::MSGSIZE) => flow.dropped.too_long += 1,
-        // A packet filter of this host has dropped it.
-        Err(Errno::PERM) => flow.dropped.nowhere += number,
-        Err(errno) => return Err(errno),
-    }
-    Ok(true)
 }

@@ -108,7 +108,7 @@ impl Datagrams {
                 continue;
             }
             self.free(&key);
-            bound.insert(key, self.bind(&listener.listen)?);
+            bound.insert(key, self.bind(listener)?);
         }
         let terms = plan.datagram_listeners.iter();
         let terms = terms.map(|plan| {
@@ -121,8 +121,9 @@ impl Datagrams {
         })
     }
 
-    fn bind(&self, listen: &SocketName) -> Result<Listeners> {
-        Listeners::bind(listen, threads_of(listen, || self.threads))
+    fn bind(&self, plan: &DatagramListenerPlan) -> Result<Listeners> {
+        let listen = &plan.listen;
+        Listeners::bind(listen, &plan.terms, threads_of(listen, || self.threads))
     }
 
     /// A listener that was removed and comes back takes its addresses from the sessions that it still has.
@@ -342,7 +343,12 @@ impl Datagrams {
         // Those that it had, also if port 0 was asked for.
         let addresses = listening.service.addresses().to_vec();
         let listen = &listening.plan.listen;
-        let listeners = Listeners::at(listen, addresses, threads_of(listen, || self.threads))?;
+        let listeners = Listeners::at(
+            listen,
+            addresses,
+            &listening.plan.terms,
+            threads_of(listen, || self.threads),
+        )?;
         self.listen(listening, listeners);
         Ok(())
     }

@@ -246,6 +246,8 @@ words! {
         HalfClosed = "half_closed",
         /// The engine that was asked for by name does not take it.
         RefusedByEngine = "refused_by_engine",
+        /// Of datagrams: the target has answered as often as it does.
+        Answered = "answered",
         /// By a new session, at the limit of its listener.
         Displaced = "displaced",
         /// Of datagrams: without any for a moment, when its listener takes no more clients.
