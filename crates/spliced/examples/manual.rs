@@ -18,8 +18,12 @@ mod bypass_args;
 mod cli;
 #[path = "../src/control_args.rs"]
 mod control_args;
+#[path = "../src/datagram_args.rs"]
+mod datagram_args;
 #[path = "../src/file_access.rs"]
 mod file_access;
+#[path = "../src/ip_header.rs"]
+mod ip_header;
 #[path = "../src/log_field.rs"]
 mod log_field;
 #[path = "../src/log_level.rs"]

@@ -14,6 +14,7 @@ use crate::access_log_args::AccessLogArgs;
 use crate::adopt_args::AdoptArgs;
 use crate::bypass_args::BypassArgs;
 use crate::control_args::{ControlArgs, WhichArgs};
+use crate::datagram_args::DatagramArgs;
 use crate::file_access::FileAccess;
 use crate::log_level::Level;
 use crate::mesh_args::MeshArgs;
@@ -155,7 +156,7 @@ pub(crate) struct CheckArgs {
 ///
 /// Datagrams are relayed between udp:HOST:PORT and unixgram:/path (or unixgram:@abstract), in any
 /// combination. Each client has a session: a socket of its own to the target, which ends after
-/// --idle-timeout (default: 1m). seqpacket:/path and vsock-seqpacket:CID:PORT keep messages apart, too, and
+/// --idle-timeout (default: 30s). seqpacket:/path and vsock-seqpacket:CID:PORT keep messages apart, too, and
 /// have connections. vsock:CID:PORT is a stream (vsock::PORT listens for every CID); it is joined with any
 /// stream by copying. docs/datagrams.md says more.
 ///
@@ -175,11 +176,6 @@ pub(crate) struct RelayArgs {
 
     /// The address to connect each client to.
     pub(crate) target: SocketName,
-
-    /// Maximum number of sessions of a relay of datagrams; a new client displaces the one that has been idle
-    /// longest [default: 16384].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_sessions: Option<u32>,
 
     /// The engine that moves the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
     /// comparison), uring (io_uring(7)), or BPF programs in the kernel: sockmap (redirect) or segment
@@ -231,6 +227,9 @@ pub(crate) struct RelayArgs {
     /// other side [default: never].
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) half_close_timeout: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) datagrams: DatagramArgs,
 
     #[command(flatten)]
     pub(crate) access_log: AccessLogArgs,

@@ -4,7 +4,7 @@ use anyhow::Result;
 use splice::{EngineChoice, EngineName, SocketName, VsockAddress};
 
 use crate::cli::RelayArgs;
-use crate::datagram::DatagramPlan;
+use crate::datagram::{DatagramPlan, DatagramTerms};
 use crate::file_access::FileAccess;
 use crate::plain::PlainPlan;
 use crate::plan::Plan;
@@ -26,11 +26,7 @@ impl Kinds {
         args.access_log.check().or_else(refuse)?;
         let (listen, target) = (args.listen.clone(), args.target.clone());
         if let (SocketName::Stream(listen), SocketName::Stream(target)) = (&listen, &target) {
-            if args.max_sessions.is_some() {
-                return refuse(
-                    "--max-sessions is for datagrams; limit a relay of streams with --max-connections",
-                );
-            }
+            refuse_those_of_datagrams(&args)?;
             let access = args.life.file_access;
             access.suit(listen).map_err(WrongUsage::new)?;
             let (listen, target) = (listen.clone(), target.clone());
@@ -77,6 +73,13 @@ fn refuse_those_of_streams(args: &RelayArgs) -> Result<()> {
     }
 }
 
+fn refuse_those_of_datagrams(args: &RelayArgs) -> Result<()> {
+    match args.datagrams.given() {
+        Some(sentence) => refuse(sentence),
+        None => Ok(()),
+    }
+}
+
 fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     if args.engine != EngineChoice::default() {
         return refuse(&format!(
@@ -98,10 +101,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     }
     Ok(DatagramPlan {
         wanted_threads: args.life.threads,
-        idle_timeout: args.life.idle_timeout.unwrap_or(plan.idle_timeout),
-        max_sessions: args
-            .max_sessions
-            .map_or(plan.max_sessions, |most| most as usize),
+        terms: DatagramTerms::of(&args.datagrams, args.life.idle_timeout),
         drain_timeout: args.life.drain_timeout,
         access_log: args.access_log,
         control: args.control,
@@ -143,9 +143,7 @@ fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<
         return refuse("--from-syn is for TCP; leave it out");
     }
     refuse_those_of_streams(&args)?;
-    if args.max_sessions.is_some() {
-        return refuse("--max-sessions is for datagrams; limit connections with --max-connections");
-    }
+    refuse_those_of_datagrams(&args)?;
     Ok(PlainPlan {
         listen,
         target,

@@ -20,6 +20,8 @@ pub(crate) struct Message {
     /// The length of each datagram but the last.
     pub(crate) stride: usize,
     pub(crate) congestion: Option<EcnCodepoint>,
+    /// The time to live that is left, if it is kept.
+    pub(crate) ttl: Option<u8>,
     /// The datagram was longer than the buffer.
     pub(crate) is_cut: bool,
 }

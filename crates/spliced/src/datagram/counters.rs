@@ -25,6 +25,8 @@ pub(crate) struct Dropped {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) sessions: u64,
+    /// Sessions that made room for others.
+    pub(crate) displaced: u64,
     pub(crate) to_target: Flow,
     pub(crate) to_client: Flow,
 }
@@ -36,6 +38,11 @@ impl Dropped {
 }
 
 impl Flow {
+    /// All datagrams that have come.
+    pub(crate) fn seen(&self) -> u64 {
+        self.datagrams + self.dropped.sum()
+    }
+
     pub(crate) fn add(&mut self, other: &Self) {
         self.datagrams += other.datagrams;
         self.bytes += other.bytes;
@@ -48,6 +55,7 @@ impl Flow {
 impl Counters {
     pub(crate) fn add(&mut self, other: &Self) {
         self.sessions += other.sessions;
+        self.displaced += other.displaced;
         self.to_target.add(&other.to_target);
         self.to_client.add(&other.to_client);
     }

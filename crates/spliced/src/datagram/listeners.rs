@@ -11,6 +11,7 @@ use splice::Address;
 
 use super::plan::DatagramPlan;
 use super::socket::DatagramSocket;
+use super::terms::DatagramTerms;
 use crate::listener::{SocketFile, Start, remove_stale_by, why_not};
 use crate::socket_address::SocketAddress;
 
@@ -45,14 +46,21 @@ impl Listeners {
             {
                 inet.set_port(port);
             }
-            let bound = listeners.add(&address, typed).with_context(failed)?;
+            let bound = listeners
+                .add(&address, typed, &plan.terms)
+                .with_context(failed)?;
             port = bound.inet().map(|inet| inet.port());
             listeners.addresses.push(bound);
         }
         Ok(listeners)
     }
 
-    fn add(&mut self, address: &SocketAddress, typed: &Address) -> Result<SocketAddress> {
+    fn add(
+        &mut self,
+        address: &SocketAddress,
+        typed: &Address,
+        terms: &DatagramTerms,
+    ) -> Result<SocketAddress> {
         let mut address = address.clone();
         let start = match typed {
             Address::UnixPath(path) => Some(Start::at(path, &Arc::default())?),
@@ -60,14 +68,14 @@ impl Listeners {
         };
         // The first is bound without SO_REUSEPORT: otherwise a second relay of the same user would get a
         // part of the datagrams.
-        let first = match (bind(&address, false), typed) {
+        let first = match (bind(&address, false, terms), typed) {
             (Err(Errno::ADDRINUSE), Address::UnixPath(path)) if is_stale(path, &address)? => {
-                bind(&address, false)
+                bind(&address, false, terms)
             }
             (Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL), _) if address.is_dual_stack() => {
                 let port = address.inet().map_or(0, |inet| inet.port());
                 address = SocketAddress::Inet((Ipv4Addr::UNSPECIFIED, port).into());
-                bind(&address, false)
+                bind(&address, false, terms)
             }
             (bound, _) => bound,
         };
@@ -84,7 +92,7 @@ impl Listeners {
         }
         self.sockets[0].push(first);
         for sockets in &mut self.sockets[1..] {
-            let more = bind(&address, true).map_err(|errno| why_not(errno, &address))?;
+            let more = bind(&address, true, terms).map_err(|errno| why_not(errno, &address))?;
             sockets.push(more);
         }
         Ok(address)
@@ -93,12 +101,17 @@ impl Listeners {
 
 /// Removes the file of a socket that nobody has bound any more.
 fn is_stale(path: &Path, address: &SocketAddress) -> Result<bool> {
-    let probe = DatagramSocket::new(address).context("cannot create a UNIX socket")?;
+    let probe = DatagramSocket::new(address, &DatagramTerms::default())
+        .context("cannot create a UNIX socket")?;
     remove_stale_by(path, address, probe.fd())
 }
 
-fn bind(address: &SocketAddress, reuse_port: bool) -> Result<DatagramSocket, Errno> {
-    let socket = DatagramSocket::new(address)?;
+fn bind(
+    address: &SocketAddress,
+    reuse_port: bool,
+    terms: &DatagramTerms,
+) -> Result<DatagramSocket, Errno> {
+    let socket = DatagramSocket::new(address, terms)?;
     if let SocketAddress::Inet(inet) = address {
         if address.is_dual_stack() {
             sockopt::set_ipv6_v6only(socket.fd(), false)?;

@@ -20,12 +20,16 @@
 
 mod batch;
 mod counters;
+mod icmp;
 mod listeners;
 mod plan;
+mod queue;
 mod sender;
+mod sending;
 mod session;
 mod sessions;
 mod socket;
+mod terms;
 mod worker;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,6 +42,7 @@ use anyhow::{Error, Result};
 use self::counters::Counters;
 use self::listeners::Listeners;
 pub(crate) use self::plan::DatagramPlan;
+pub(crate) use self::terms::DatagramTerms;
 use self::worker::{Shared, Worker};
 use crate::access_log::AccessLog;
 use crate::admin::{AdminSocket, Single, check_groups};
@@ -104,9 +109,11 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         cut_short: AtomicUsize::new(0),
         total: Mutex::new(Counters::default()),
         full: RateLimitedWarning::of(
-            "clients that displaced others, since --max-sessions were open",
+            "clients that displaced others, since as many sessions were open as may be",
         ),
         dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
+        too_big: RateLimitedWarning::of("datagrams that were too big for their path"),
+        clients: Arc::default(),
         addresses,
         plan,
     });

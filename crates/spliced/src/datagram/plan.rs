@@ -5,17 +5,10 @@ use std::time::Duration;
 
 use splice::{Address, SocketName};
 
+use super::terms::DatagramTerms;
 use crate::access_log_args::AccessLogArgs;
 use crate::control_args::ControlArgs;
 use crate::socket_address::SocketAddress;
-
-/// The default time after which a session is idle. UDP has no end of its own; Envoy's relay of UDP waits as
-/// long. A client that is quiet for longer only gets a new session.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The default for the most sessions: each has a socket, whose receive buffer holds at most some 200 KiB
-/// (`net.core.rmem_default`).
-const MAX_SESSIONS: usize = 16_384;
 
 #[derive(Clone, Debug)]
 pub(crate) struct DatagramPlan {
@@ -26,8 +19,7 @@ pub(crate) struct DatagramPlan {
     pub(crate) target_address: Address,
     /// `None`: one per CPU.
     pub(crate) wanted_threads: Option<u16>,
-    pub(crate) idle_timeout: Duration,
-    pub(crate) max_sessions: usize,
+    pub(crate) terms: DatagramTerms,
     pub(crate) drain_timeout: Duration,
     pub(crate) access_log: AccessLogArgs,
     pub(crate) control: ControlArgs,
@@ -42,8 +34,7 @@ impl DatagramPlan {
             listen,
             target,
             wanted_threads: None,
-            idle_timeout: IDLE_TIMEOUT,
-            max_sessions: MAX_SESSIONS,
+            terms: DatagramTerms::default(),
             drain_timeout: crate::plan::DRAIN_TIMEOUT,
             access_log: AccessLogArgs::default(),
             control: ControlArgs::default(),

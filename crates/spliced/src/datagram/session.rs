@@ -8,8 +8,19 @@ use super::plan::DatagramPlan;
 use super::sender::Sender;
 use super::socket::DatagramSocket;
 use crate::access_log::{AccessLog, Entry, Moved};
+use crate::client_limit::ClientPermit;
 use crate::sessions::{End, Own, Phase, Units};
 use crate::socket_address::SocketAddress;
+
+/// How far a session has come: those that come first make room first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The target has answered as often as the relay expects.
+    Finished,
+    New,
+    /// The client has sent again after an answer.
+    Assured,
+}
 
 /// A client's own socket to the target.
 #[derive(Debug)]
@@ -22,6 +33,12 @@ pub(crate) struct Session {
     pub(crate) target: SocketAddress,
     pub(crate) to_target: Flow,
     pub(crate) to_client: Flow,
+    /// The client has sent again after an answer.
+    pub(crate) is_assured: bool,
+    /// Of the longest datagram to the target, in bytes.
+    pub(crate) longest: usize,
+    /// Counts it as a session of its client.
+    pub(crate) _permit: Option<ClientPermit>,
     pub(crate) began: Instant,
     pub(crate) used: Instant,
 }
@@ -30,6 +47,16 @@ impl Session {
     /// The target's address, if the socket is a UDP socket.
     pub(crate) fn udp_target(&self) -> Option<SocketAddr> {
         self.target.inet()
+    }
+
+    /// How far it has come. `replies` is how many datagrams answer one of the client, if that is known.
+    pub(crate) fn standing(&self, replies: Option<u32>) -> Standing {
+        let (asked, answered) = (self.to_target.seen(), self.to_client.seen());
+        match replies {
+            Some(replies) if answered >= asked.saturating_mul(replies.into()) => Standing::Finished,
+            _ if self.is_assured => Standing::Assured,
+            _ => Standing::New,
+        }
     }
 
     /// What is known of it now. `listener` is the address that the client has sent to.

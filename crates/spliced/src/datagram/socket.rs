@@ -1,5 +1,8 @@
 //! One datagram socket: receiving many datagrams at a time, and sending.
 
+mod header;
+
+use std::cell::Cell;
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,18 +17,24 @@ use splice_base::socket_option::{merge_datagrams, report_destination};
 
 use super::batch::{Batch, Message};
 use super::sender::Sender;
+use super::terms::DatagramTerms;
+use crate::ip_header::TimeToLive;
 use crate::socket_address::SocketAddress;
 
 /// A datagram socket of a kind.
 #[derive(Debug)]
 pub(crate) struct DatagramSocket {
     fd: OwnedFd,
-    is_udp: bool,
+    family: AddressFamily,
+    /// It takes over the time to live of what it sends on.
+    keeps_ttl: bool,
+    /// The time to live that was set last.
+    ttl: Cell<Option<u8>>,
 }
 
 impl DatagramSocket {
     /// A non-blocking socket for the family of `address`.
-    pub(crate) fn new(address: &SocketAddress) -> Result<Self, Errno> {
+    pub(crate) fn new(address: &SocketAddress, terms: &DatagramTerms) -> Result<Self, Errno> {
         let family = match address {
             SocketAddress::Inet(SocketAddr::V4(_)) => AddressFamily::INET,
             SocketAddress::Inet(SocketAddr::V6(_)) => AddressFamily::INET6,
@@ -33,17 +42,27 @@ impl DatagramSocket {
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(family, SocketType::DGRAM, flags, None)?;
-        let is_udp = family != AddressFamily::UNIX;
-        if is_udp {
+        let socket = Self {
+            fd,
+            family,
+            keeps_ttl: terms.ttl == TimeToLive::Keep,
+            ttl: Cell::new(None),
+        };
+        if socket.is_udp() {
             // Without it datagrams come one by one.
-            let _ = merge_datagrams(&fd);
+            let _ = merge_datagrams(&socket.fd);
             // Without it congestion marks are lost.
             let _ = match family {
-                AddressFamily::INET => sockopt::set_ip_recvtos(&fd, true),
-                _ => sockopt::set_ipv6_recvtclass(&fd, true),
+                AddressFamily::INET => sockopt::set_ip_recvtos(&socket.fd, true),
+                _ => sockopt::set_ipv6_recvtclass(&socket.fd, true),
             };
+            socket.set_header(terms)?;
         }
-        Ok(Self { fd, is_udp })
+        Ok(socket)
+    }
+
+    fn is_udp(&self) -> bool {
+        self.family != AddressFamily::UNIX
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -62,9 +81,10 @@ impl DatagramSocket {
     /// Receives what has come, as much as fits into `batch`. `unconnected`: the datagrams have senders.
     pub(crate) fn receive(&self, offload: &Offload, batch: &mut Batch) -> Result<(), Errno> {
         batch.messages.clear();
-        match self.is_udp {
-            true => self.receive_udp(offload, batch),
-            false => self.receive_unix(batch),
+        match self.family {
+            AddressFamily::UNIX => self.receive_unix(batch),
+            _ if self.keeps_ttl => self.receive_with_ttl(batch),
+            _ => self.receive_udp(offload, batch),
         }
     }
 
@@ -91,6 +111,7 @@ impl DatagramSocket {
                 length: meta.len,
                 stride: meta.stride,
                 congestion: meta.ecn,
+                ttl: None,
                 is_cut: false,
             });
         }
@@ -113,6 +134,7 @@ impl DatagramSocket {
                 length: kept,
                 stride: kept,
                 congestion: None,
+                ttl: None,
                 is_cut: length > buffer.len(),
             });
         }
@@ -121,7 +143,8 @@ impl DatagramSocket {
 
     /// Sends to the peer that this socket is connected to.
     pub(crate) fn send(&self, offload: &Offload, piece: &Piece<'_>) -> Result<(), Errno> {
-        let connected = piece.connected.filter(|_| self.is_udp);
+        self.use_ttl(piece.ttl)?;
+        let connected = piece.connected.filter(|_| self.is_udp());
         match connected {
             Some(peer) if piece.needs_control() => offload.send(self.fd.as_fd(), piece, peer, None),
             _ => send(
@@ -140,6 +163,7 @@ impl DatagramSocket {
         piece: &Piece<'_>,
         receiver: &Sender,
     ) -> Result<(), Errno> {
+        self.use_ttl(piece.ttl)?;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match receiver {
             Sender::Udp { client, own } => {
@@ -162,6 +186,8 @@ pub(crate) struct Piece<'a> {
     /// The length of each datagram but the last.
     pub(crate) stride: usize,
     pub(crate) congestion: Option<EcnCodepoint>,
+    /// The time to live that is left, if it is kept.
+    pub(crate) ttl: Option<u8>,
     /// The peer of the sending socket, if it is a UDP socket.
     pub(crate) connected: Option<SocketAddr>,
 }
@@ -183,6 +209,7 @@ impl<'a> Piece<'a> {
         let Self {
             stride,
             congestion,
+            ttl,
             connected,
             bytes,
         } = *self;
@@ -191,6 +218,7 @@ impl<'a> Piece<'a> {
             bytes,
             stride: bytes.len(),
             congestion,
+            ttl,
             connected,
         })
     }

@@ -1,5 +1,8 @@
 //! A thread of the relay: its listeners and the sessions of the clients that the kernel gives to them.
 
+mod room;
+mod telling;
+
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -14,12 +17,16 @@ use rustix::net::{SocketAddrUnix, bind};
 
 use super::batch::Batch;
 use super::counters::{Counters, Flow};
+use super::icmp::Notices;
 use super::plan::DatagramPlan;
 use super::sender::Sender;
-use super::session::Session;
+use super::sending::send_all;
+use super::session::{Session, Standing};
 use super::sessions::Sessions;
 use super::socket::{DatagramSocket, Offload, Piece};
+use super::terms::DatagramTerms;
 use crate::access_log::AccessLog;
+use crate::client_limit::ClientLimit;
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::resource_limit::limit_met;
 use crate::sessions::{Asked, Inbox, KILLED, Survey};
@@ -53,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) total: Mutex<Counters>,
     pub(crate) full: RateLimitedWarning,
     pub(crate) dropped: RateLimitedWarning,
+    pub(crate) too_big: RateLimitedWarning,
+    pub(crate) clients: Arc<ClientLimit>,
 }
 
 impl Shared {
@@ -153,8 +162,9 @@ impl Shared {
     pub(crate) fn log_total(&self) {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
         tracing::info!(
-            "{} sessions; to the target {}; to the clients {}",
+            "{} sessions, {} of them displaced; to the target {}; to the clients {}",
             total.sessions,
+            total.displaced,
             total.to_target,
             total.to_client
         );
@@ -173,6 +183,7 @@ struct Relaying {
     shared: Arc<Shared>,
     phase: u8,
     asked: Asked,
+    notices: Notices,
 }
 
 impl Relaying {
@@ -202,6 +213,7 @@ impl Relaying {
             shared,
             phase: RUNNING,
             asked: Asked::default(),
+            notices: Notices::new(Instant::now()),
         })
     }
 
@@ -239,7 +251,7 @@ impl Relaying {
         if left > 0 {
             self.shared.cut_short.fetch_add(left, Ordering::Relaxed);
         }
-        while let Some((number, _)) = self.sessions.oldest() {
+        while let Some(number) = self.sessions.any() {
             self.end(number, "cut short at the end of the relay".into());
         }
         let mut total = self
@@ -275,28 +287,28 @@ impl Relaying {
 
     fn idle_timeout(&self) -> Duration {
         match self.phase {
-            RUNNING => self.shared.plan.idle_timeout,
-            _ => self.shared.plan.idle_timeout.min(QUIET),
+            RUNNING => self.shared.plan.terms.idle_timeout,
+            _ => self.shared.plan.terms.idle_timeout.min(QUIET),
         }
     }
 
     /// Until the next session is idle.
     fn next_expiry(&self, now: Instant) -> Option<Timespec> {
-        let (_, oldest) = self.sessions.oldest()?;
-        let idle = now.saturating_duration_since(oldest.used);
-        let left = self.idle_timeout().saturating_sub(idle);
+        let (_, _, at) = self.sessions.next_idle(self.idle_timeout())?;
+        let left = at.saturating_duration_since(now);
         // epoll_wait(2) counts in milliseconds on older kernels, rounded up.
         Timespec::try_from(left).ok()
     }
 
     fn expire(&mut self, now: Instant) {
         let timeout = self.idle_timeout();
-        while let Some((number, oldest)) = self.sessions.oldest() {
-            if now.saturating_duration_since(oldest.used) < timeout {
+        while let Some((number, standing, at)) = self.sessions.next_idle(timeout) {
+            if at > now {
                 return;
             }
-            let outcome = match self.phase {
-                RUNNING => "idle",
+            let outcome = match (self.phase, standing) {
+                (RUNNING, Standing::Finished) => "answered",
+                (RUNNING, _) => "idle",
                 _ => "quiet, and the relay ends",
             };
             self.end(number, outcome.into());
@@ -315,10 +327,13 @@ impl Relaying {
                         bytes: &buffer[..message.length],
                         stride: message.stride,
                         congestion: message.congestion,
+                        ttl: message.ttl,
                         connected: None,
                     };
                     if message.is_cut {
                         self.counters.to_target.dropped.too_long += 1;
+                    } else if message.ttl == Some(0) {
+                        self.counters.to_target.dropped.nowhere += piece.datagrams() as u64;
                     } else {
                         self.send_on(listener, &message.sender, piece, now);
                     }
@@ -346,11 +361,13 @@ impl Relaying {
                     return;
                 }
             };
-            self.sessions.touch(number);
             let Some(session) = self.sessions.get_mut(number) else {
                 return;
             };
             session.used = now;
+            session.is_assured |= session.to_client.seen() > 0;
+            session.longest = session.longest.max(piece.stride);
+            let too_long = session.to_target.dropped.too_long;
             piece.connected = session.udp_target();
             let socket = &session.socket;
             let offload = &self.offload;
@@ -358,8 +375,14 @@ impl Relaying {
                 socket.send(offload, piece)
             });
             match result {
-                Ok(()) => return,
-                Err(errno) => self.fail(number, errno),
+                Ok(()) => {
+                    if session.to_target.dropped.too_long > too_long {
+                        self.tell_too_big(number, Some(&piece), now);
+                    }
+                    self.sessions.touch(number, &self.shared.plan.terms);
+                    return;
+                }
+                Err(errno) => self.fail(number, errno, now),
             }
         }
         self.counters.to_target.dropped.nowhere += piece.datagrams() as u64;
@@ -375,9 +398,9 @@ impl Relaying {
             Err(Errno::AGAIN | Errno::INTR) => return,
             Err(Errno::MSGSIZE) => {
                 session.to_target.dropped.too_long += 1;
-                return;
+                return self.tell_too_big(number, None, now);
             }
-            Err(errno) => return self.fail(number, errno),
+            Err(errno) => return self.fail(number, errno, now),
         }
         session.used = now;
         let listener = &self.listeners[session.listener];
@@ -388,10 +411,15 @@ impl Relaying {
                 bytes: &buffer[..message.length],
                 stride: message.stride,
                 congestion: message.congestion,
+                ttl: message.ttl,
                 connected: None,
             };
             if message.is_cut {
                 session.to_client.dropped.too_long += 1;
+                continue;
+            }
+            if message.ttl == Some(0) {
+                session.to_client.dropped.nowhere += piece.datagrams() as u64;
                 continue;
             }
             let offload = &self.offload;
@@ -408,7 +436,7 @@ impl Relaying {
                 }
             }
         }
-        self.sessions.touch(number);
+        self.sessions.touch(number, &self.shared.plan.terms);
         // A UDP client is never gone: nothing tells.
         if let Some(errno) = gone {
             self.end(
@@ -419,7 +447,7 @@ impl Relaying {
     }
 
     /// Ends a session that the target's side has failed.
-    fn fail(&mut self, number: usize, errno: Errno) {
+    fn fail(&mut self, number: usize, errno: Errno, now: Instant) {
         let Some(session) = self.sessions.get(number) else {
             return;
         };
@@ -427,6 +455,7 @@ impl Relaying {
             // The next session tries the next address, if the target has several.
             self.shared.next_address.fetch_add(1, Ordering::Relaxed);
         }
+        self.tell_failed(number, errno, now);
         self.end(number, format!("the target failed: {}", words(errno)));
     }
 
@@ -447,6 +476,7 @@ impl Relaying {
         if self.control.phase.load(Ordering::Acquire) != RUNNING {
             return Err("the relay is ending".into());
         }
+        let permit = self.permit(client, now)?;
         self.make_room()?;
         let addresses = self.shared.target.addresses();
         if addresses.is_empty() {
@@ -456,7 +486,7 @@ impl Relaying {
         let mut why = String::new();
         for turn in 0..addresses.len() {
             let target = &addresses[first.wrapping_add(turn) % addresses.len()];
-            match connect(target) {
+            match connect(target, &self.shared.plan.terms) {
                 Ok(socket) => {
                     let number = self.sessions.next_number();
                     let token = EventData::new_u64(number as u64);
@@ -475,11 +505,14 @@ impl Relaying {
                         target: target.clone(),
                         to_target: Flow::default(),
                         to_client: Flow::default(),
+                        is_assured: false,
+                        longest: 0,
+                        _permit: permit,
                         began: now,
                         used: now,
                     };
                     self.shared.log(&session, None);
-                    return Ok(self.sessions.insert(session));
+                    return Ok(self.sessions.insert(session, self.client_of(client)));
                 }
                 Err(errno) => {
                     let reason = limit_met(errno).unwrap_or_else(|| words(errno));
@@ -488,27 +521,6 @@ impl Relaying {
             }
         }
         Err(why)
-    }
-
-    /// At the bound, ends the session that has been idle longest.
-    fn make_room(&mut self) -> Result<(), String> {
-        let most = self.shared.plan.max_sessions;
-        if self.shared.open.load(Ordering::Relaxed) < most {
-            return Ok(());
-        }
-        self.shared.full.emit(|suppressed| {
-            tracing::warn!(
-                "{most} sessions are open (--max-sessions); a new client displaces the one that has been \
-                 idle longest ({suppressed} more since the last such line)"
-            );
-        });
-        match self.sessions.oldest() {
-            Some((number, _)) => {
-                self.end(number, "displaced by a new client".into());
-                Ok(())
-            }
-            None => Err("all sessions belong to other threads".into()),
-        }
     }
 
     fn warn_dropped(&self, why: &str) {
@@ -520,55 +532,9 @@ impl Relaying {
     }
 }
 
-/// Sends all datagrams of `piece` and counts them. Returns an error that ends the session.
-fn send_all(
-    offload: &Offload,
-    piece: &Piece<'_>,
-    flow: &mut Flow,
-    send: impl Fn(&Piece<'_>) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    let datagrams = piece.datagrams();
-    if piece.is_many() {
-        // A path that is too narrow for them takes them as fragments, one by one.
-        if offload.takes(datagrams) && count(piece, datagrams, flow, &send)? {
-            return Ok(());
-        }
-        for single in piece.singles() {
-            count(&single, 1, flow, &send)?;
-        }
-        return Ok(());
-    }
-    count(piece, 1, flow, &send).map(drop)
-}
-
-/// Sends `piece`, and counts it as sent or dropped. Returns false if it has to be sent in parts.
-fn count(
-    piece: &Piece<'_>,
-    datagrams: usize,
-    flow: &mut Flow,
-    send: &impl Fn(&Piece<'_>) -> Result<(), Errno>,
-) -> Result<bool, Errno> {
-    let number = datagrams as u64;
-    match send(piece) {
-        Ok(()) => {
-            flow.datagrams += number;
-            flow.bytes += piece.bytes.len() as u64;
-        }
-        Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => flow.dropped.full += number,
-        Err(Errno::MSGSIZE | Errno::INVAL | Errno::IO | Errno::OPNOTSUPP) if datagrams > 1 => {
-            return Ok(false);
-        }
-        Err(Errno::MSGSIZE) => flow.dropped.too_long += 1,
-        // A packet filter of this host has dropped it.
-        Err(Errno::PERM) => flow.dropped.nowhere += number,
-        Err(errno) => return Err(errno),
-    }
-    Ok(true)
-}
-
 /// A socket of a session's own to `target`.
-fn connect(target: &SocketAddress) -> Result<DatagramSocket, Errno> {
-    let socket = DatagramSocket::new(target)?;
+fn connect(target: &SocketAddress, terms: &DatagramTerms) -> Result<DatagramSocket, Errno> {
+    let socket = DatagramSocket::new(target, terms)?;
     if matches!(target, SocketAddress::Unix(_)) {
         // The kernel picks a name, to which the target can send its answers (unix(7), autobind).
         bind(socket.fd(), &SocketAddrUnix::new_unnamed())?;

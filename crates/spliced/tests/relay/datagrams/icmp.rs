@@ -6,9 +6,12 @@
 //! ```
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use netlab::{Lab, Namespace, Need, Scratch, available};
+use rustix::io::Errno;
+use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
 use rustix::process::Signal;
 
 use super::{ask_until_received, bytes, inet, receive, socket};
@@ -42,16 +45,33 @@ struct Routed {
 
 impl Routed {
     /// For each version of IP. `way` is what the router does: arguments of `ip` for it, with the network at `NET`.
-    fn each(way: &[&str], test: impl Fn(Self)) {
+    fn each(way: &[&str], options: &[&str], test: impl Fn(Self)) {
+        Self::each_of(&[BINARY], way, options, test);
+    }
+
+    /// The same with the relay's command line beginning with `program`.
+    fn each_of(program: &[&str], way: &[&str], options: &[&str], test: impl Fn(Self)) {
         if !available(Need::Netns) {
             return;
         }
         for (network, target) in BEHIND {
-            test(Self::new(way, network, SocketAddr::new(target, PORT)));
+            test(Self::new(
+                program,
+                way,
+                options,
+                network,
+                SocketAddr::new(target, PORT),
+            ));
         }
     }
 
-    fn new(way: &[&str], network: &'static str, target: SocketAddr) -> Self {
+    fn new(
+        program: &[&str],
+        way: &[&str],
+        options: &[&str],
+        network: &'static str,
+        target: SocketAddr,
+    ) -> Self {
         let lab = Lab::new().expect("namespaces");
         let (at_relay, at_client, via): (IpAddr, IpAddr, IpAddr) = if target.is_ipv4() {
             (
@@ -79,9 +99,11 @@ impl Routed {
         let log = Log::below(&scratch);
         let listen = format!("udp:{}", SocketAddr::new(at_relay, 0));
         let to = format!("udp:{target}");
-        let mut inside = lab.relay().command(BINARY);
+        let mut inside = lab.relay().command(program[0]);
         inside
+            .args(&program[1..])
             .args(["relay", &listen, &to, "--access-log", &log.path])
+            .args(options)
             .env_remove("SPLICED_LOG");
         let relay = Relay::spawn(&mut inside);
         let client = lab.client().enter(|| {
@@ -123,6 +145,21 @@ impl Routed {
         line.next().expect(of6).parse().expect("a number")
     }
 
+    /// Whether the client has an error of a datagram that was too big, which it loses by that.
+    fn told_too_big(&self) -> bool {
+        let error = self.client.take_error().expect("SO_ERROR");
+        error.is_some_and(|error| error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()))
+    }
+
+    /// The path MTU that the client's kernel knows.
+    fn client_mtu(&self) -> u32 {
+        match self.target.is_ipv4() {
+            true => ip_mtu(&self.client),
+            false => ipv6_mtu(&self.client),
+        }
+        .expect("an MTU")
+    }
+
     /// The target's address is now the router's own.
     fn target(&self) -> UdpSocket {
         let ip_address = self.target.ip();
@@ -146,6 +183,14 @@ impl Routed {
     }
 }
 
+/// The narrow link behind the router.
+const NARROW: [&str; 4] = [
+    "link add narrow type veth peer name blind",
+    "link set blind up",
+    "link set narrow mtu 1280 up",
+    "route add NET dev narrow",
+];
+
 fn ip(namespace: &Namespace, words: &[&str]) {
     let done = namespace.command("ip").args(words).output().expect("ip");
     assert!(done.status.success(), "ip {words:?}: {done:?}");
@@ -154,10 +199,11 @@ fn ip(namespace: &Namespace, words: &[&str]) {
 /// As by a packet filter on the way. For TCP it would be an error of connect(2), too.
 #[test]
 fn a_way_that_is_prohibited_ends_the_session() {
-    Routed::each(&["route add prohibit NET"], |routed| {
-        until("the session ends", || {
-            routed.client.send(b"question").expect("it is sent");
-            !routed.log.entries().is_empty()
+    Routed::each(&["route add prohibit NET"], &[], |routed| {
+        let mut told = None;
+        until("the session ends, and the client is told", || {
+            told = routed.client.send(b"question").err().or(told.take());
+            told.is_some() && !routed.log.entries().is_empty()
         });
         let outcome = routed.log.entries()[0]["outcome"].to_string();
         let why = if routed.target.is_ipv4() {
@@ -170,6 +216,14 @@ fn a_way_that_is_prohibited_ends_the_session() {
             "{}: {outcome}",
             routed.network
         );
+        let told = told.expect("an error").kind();
+        // What the client's kernel makes of the same code.
+        let expected = if routed.target.is_ipv4() {
+            ErrorKind::HostUnreachable
+        } else {
+            ErrorKind::PermissionDenied
+        };
+        assert_eq!(told, expected);
     });
 }
 
@@ -178,7 +232,7 @@ fn a_way_that_is_prohibited_ends_the_session() {
 #[test]
 fn a_router_without_a_way_leaves_the_session_as_it_is() {
     const UNREACHABLE: [&str; 2] = ["InDestUnreachs", "Icmp6InDestUnreachs"];
-    Routed::each(&["route add unreachable NET"], |routed| {
+    Routed::each(&["route add unreachable NET"], &[], |routed| {
         until("the router reports it", || {
             routed.client.send(b"lost").expect("it is sent");
             routed.heard(UNREACHABLE) > 0
@@ -200,16 +254,11 @@ fn a_router_without_a_way_leaves_the_session_as_it_is() {
 fn a_datagram_that_is_too_big_for_a_router_is_counted_and_the_session_goes_on() {
     const TOO_BIG: [&str; 2] = ["InDestUnreachs", "Icmp6InPktTooBigs"];
     const BYTES: usize = 1400;
-    let narrow = [
-        "link add narrow type veth peer name blind",
-        "link set blind up",
-        "link set narrow mtu 1280 up",
-        "route add NET dev narrow",
-    ];
-    Routed::each(&narrow, |mut routed| {
+    Routed::each(&NARROW, &[], |mut routed| {
         let message = bytes(&mut Random::of_run(9), BYTES);
         routed.client.send(&message).expect("it is sent");
         until("the router reports it", || routed.heard(TOO_BIG) > 0);
+        until("the client is told", || routed.told_too_big());
         let target = routed.target();
         routed.client.send(&message).expect("it is sent");
         assert!(receive(&target).0 == message, "{}", routed.network);
@@ -223,5 +272,50 @@ fn a_datagram_that_is_too_big_for_a_router_is_counted_and_the_session_goes_on() 
         let entry = &routed.log.entries()[0];
         assert_eq!(entry["client_to_target_datagrams"], 2, "{entry}");
         assert_eq!(entry["client_to_target_dropped"], 1, "{entry}");
+    });
+}
+
+/// Nothing leaves in fragments then: the client has to send less, and is told how much with the datagram quoted.
+#[test]
+fn a_client_whose_datagrams_must_not_be_split_is_told_the_path_mtu() {
+    const BYTES: usize = 1400;
+    const MTU: u32 = 1280;
+    Routed::each(&NARROW, &["--dont-fragment", "yes"], |routed| {
+        let message = bytes(&mut Random::of_run(10), BYTES);
+        assert_eq!(routed.client_mtu(), 1500);
+        // What a router reports, and then what the kernel of the relay knows of itself.
+        for _ in 0..2 {
+            routed.client.send(&message).expect("it is sent");
+            until("the client is told", || routed.told_too_big());
+            assert_eq!(routed.client_mtu(), MTU);
+        }
+        let target = routed.target();
+        let most = if routed.target.is_ipv4() { 1252 } else { 1232 };
+        // The target's address is now nearer, and the relay may know the path as it was.
+        routed.client.send(&message[..most]).expect("it is sent");
+        assert!(receive(&target).0 == message[..most]);
+        assert!(routed.log.entries().is_empty());
+        routed.relay.wait_logged(&format!(
+            "the path to {} takes {most} bytes; the client was told",
+            routed.target
+        ));
+    });
+}
+
+/// Without the capability the datagrams are counted, and the log says what the path takes.
+#[test]
+fn without_a_raw_socket_the_log_says_what_the_path_takes() {
+    const BYTES: usize = 1400;
+    let without = ["setpriv", "--bounding-set=-net_raw", "--", BINARY];
+    Routed::each_of(&without, &NARROW, &[], |mut routed| {
+        let message = bytes(&mut Random::of_run(11), BYTES);
+        routed.client.send(&message).expect("it is sent");
+        routed
+            .relay
+            .wait_logged("the client cannot be told by ICMP without CAP_NET_RAW");
+        routed.relay.signal(Signal::TERM);
+        assert_eq!(routed.relay.wait_end().code(), Some(0));
+        assert!(!routed.told_too_big());
+        assert_eq!(routed.log.entries()[0]["client_to_target_dropped"], 1);
     });
 }

@@ -1,6 +1,10 @@
 //! Relays of datagrams.
 
+mod bounds;
+mod contract;
+mod crowd;
 mod dns;
+mod header;
 mod icmp;
 mod limits;
 mod quic;
@@ -10,6 +14,7 @@ mod usage;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::patience::{PATIENCE, until_found};
 use crate::random::Random;
@@ -17,6 +22,18 @@ use crate::relay::Relay;
 
 /// The longest datagram of UDP over IPv4, in bytes: 65535 without the two headers.
 const LONGEST: usize = 65_507;
+
+/// The same over IPv6, whose header is not part of the length.
+const LONGEST_V6: usize = 65_527;
+
+/// Says that a test is over when it ends, also by a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// A UDP socket that does not wait for ever.
 pub(crate) fn socket(address: &str) -> UdpSocket {
@@ -52,7 +69,7 @@ fn named(socket: &UdpSocket) -> String {
 
 /// Receives a datagram and who has sent it.
 pub(crate) fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
-    let mut buffer = vec![0; LONGEST + 1];
+    let mut buffer = vec![0; LONGEST_V6 + 1];
     let (length, from) = socket.recv_from(&mut buffer).expect("a datagram");
     buffer.truncate(length);
     (buffer, from)

@@ -43,6 +43,21 @@ fn what_cannot_be_joined_is_refused_in_one_sentence() {
             &["--max-sessions"],
         ),
         (
+            &["udp::0", "udp::1", "--ttl", "0"],
+            &["--ttl", "host, keep or a number from 1 to 255"],
+        ),
+        (&["udp::0", "udp::1", "--dont-fragment", "x"], &["auto"]),
+        (&[":0", ":1", "--replies", "1"], &["--replies"]),
+        (&[":0", ":1", "--ttl", "9"], &["--ttl"]),
+        (
+            &[":0", ":1", "--dont-fragment", "yes"],
+            &["--dont-fragment"],
+        ),
+        (
+            &[":0", ":1", "--max-sessions-per-client", "3"],
+            &["--max-sessions-per-client"],
+        ),
+        (
             &[":0", ":1", "--max-sessions", "3"],
             &["--max-sessions", "--max-connections"],
         ),
