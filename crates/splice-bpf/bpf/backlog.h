@@ -14,7 +14,7 @@
 #define SPARE_SHIFT 3
 #define REFUSE_SHIFT 2
 
-/* Memory behind the target that no peer has yet: in its backlog, of `pending` bytes, and sent. */
+/* Memory after the target that no peer has yet: in its backlog, of `pending` bytes, and sent. */
 static __always_inline __s64 on_the_way(struct tcp_sock *tcp, __u32 pending)
 {
 	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;

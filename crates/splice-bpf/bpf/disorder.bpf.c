@@ -60,7 +60,7 @@ int disorder_ingress(struct __sk_buff *skb)
 	}
 	dice -= wanted->lost;
 	if (dice < wanted->doubled || dice < wanted->doubled + wanted->late) {
-		/* Behind what waits already. */
+		/* After what waits already. */
 		skb->mark = AGAIN;
 		bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
 		skb->mark = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * For tests: somebody else's program on a device. It counts what comes by, may keep it from who
- * stands behind, and may give a port another number, as a balancer would.
+ * comes after, and may give a port another number, as a balancer would.
  */
 #include <stddef.h>
 #include <linux/bpf.h>

@@ -4,7 +4,7 @@
  * (tcp_filter). What it refuses was never acknowledged, so the sender retransmits it.
  *
  * It opens a direction for which user space has asked: it puts the source into its map and lets the
- * segment at hand in behind that, which brings about the verdict of what waits there, too. A process
+ * segment at hand in after that, which brings about the verdict of what waits there, too. A process
  * could (a look at the queue does), but it holds the socket meanwhile: what comes then counts against
  * the window until all of it is through (__release_sock), and a sender that has more than the window
  * is left with none, which nobody opens before it asks after 200 ms.
@@ -16,7 +16,7 @@
  * and for the moment that it takes lets nothing in. Where something is under way, it refuses what is
  * new once the bound on it would be broken.
  *
- * What lies behind the window is refused, too. TCP would drop it, and noting it as let in would
+ * What lies beyond the window is refused, too. TCP would drop it, and noting it as let in would
  * make everything up to there look like a retransmission.
  */
 #include <linux/bpf.h>
@@ -31,7 +31,7 @@
 #define ACCEPT 0xffffffff
 #define REFUSE 0
 
-/* The beginning of a TCP header behind the ports. */
+/* The beginning of a TCP header after the ports. */
 struct numbers {
 	__be32 seq;
 	__be32 ack;
@@ -43,9 +43,9 @@ struct numbers {
 #define ATTEMPTS 4
 
 /*
- * Whether a segment begins behind the window. No lock is held here, so the window is read first: TCP
+ * Whether a segment begins beyond the window. No lock is held here, so the window is read first: TCP
  * writes it after rcv_nxt (tcp_select_window). Then this edge is at TCP's own, rcv_wup + rcv_wnd,
- * or up to a window behind it, never before it.
+ * or up to a window beyond it, never before it.
  */
 static __always_inline int is_beyond(struct tcp_sock *tcp, __u32 seq)
 {
@@ -153,7 +153,7 @@ int gate(struct __sk_buff *skb)
 			break;
 		if (__sync_val_compare_and_swap(&direction->let_in, noted, (__u64)end) == noted) {
 			/*
-			 * Noted first: who asks looks at the note behind that. A probe of a closed
+			 * Noted first: who asks looks at the note after that. A probe of a closed
 			 * window brings no verdict about.
 			 */
 			if (!is_beyond(tcp, end))

@@ -98,7 +98,7 @@ __noinline __u64 functions_of(__u64 registered, __u32 place)
 __noinline int list_entry(struct __sk_buff *skb, __u64 registered, __u32 place, __u32 index, __u32 at)
 {
 	struct nf_hook_entries *entries = (void *)registered;
-	/* struct nf_hook_ops *[], behind the entries (nf_hook_entries_get_hook_ops) */
+	/* struct nf_hook_ops *[], after the entries (nf_hook_entries_get_hook_ops) */
 	struct nf_hook_ops **all = (void *)&entries->hooks[BPF_CORE_READ(entries, num_hook_entries)];
 	struct hooks_entry entry = { .place = place, .kind = HOOKS_KIND_UNTOLD };
 	struct nf_hook_ops *ops = NULL;

@@ -164,7 +164,7 @@ static __always_inline void give_up(struct mesh_member *source, __u32 place, __u
 /* A search for the delimiter, from @at to before @end in the packet. */
 struct search {
 	struct __sk_buff *skb;
-	__u32 at;	/* once it is found, the byte behind it */
+	__u32 at;	/* once it is found, the byte after it */
 	__u32 end;
 	__u32 delimiter;
 	__u32 is_found;
@@ -253,7 +253,7 @@ int mesh_parser(struct __sk_buff *skb)
 /* The bytes of a number in the notices of a delimited framing, which has them as lower-case hexadecimal digits. */
 #define NUMBER_DIGITS 16
 
-/* Whom a notice is for: the first number behind the header. */
+/* Whom a notice is for: the first number after the header. */
 static __always_inline int read_recipient(struct __sk_buff *skb, __u32 offset, struct mesh_framing *frames, __u64 *id)
 {
 	struct mesh_field recipient = { frames->header_bytes, 8, 0, 0 };

@@ -19,7 +19,7 @@ struct mesh_framing {
 	__u32 header_bytes;	/* up to the end of the later field: no frame is shorter */
 	__u32 most_bytes;	/* no frame is longer */
 	__u32 member_bytes;	/* what may be on its way to a member */
-	__u32 is_delimited;	/* 1: there is no length, and the first such byte behind the header ends a frame */
+	__u32 is_delimited;	/* 1: there is no length, and the first such byte after the header ends a frame */
 	__u32 delimiter;
 	__u64 passed_from;	/* user space gets frames to this destination and those above, and to 0 */
 	__u32 passes;		/* 0: it gets none */
@@ -50,7 +50,7 @@ enum mesh_role {
 	MESH_NEWCOMER,	/* a member that has not got its first notice: nothing else goes to it */
 	MESH_MEMBER,
 	MESH_LEAVING,	/* nothing more goes to it */
-	MESH_NOTICES,	/* user space's own socket: its frames to 0 name the receiver behind the header */
+	MESH_NOTICES,	/* user space's own socket: its frames to 0 name the receiver after the header */
 };
 
 /* What happened to a frame, or to a member for good. */
@@ -58,7 +58,7 @@ enum mesh_reason {
 	MESH_REASON_NONE,
 	MESH_REASON_UNKNOWN,	/* there is no such destination */
 	MESH_REASON_FULL,	/* too much is on its way to the destination */
-	MESH_REASON_TOO_LONG,	/* the frame would be longer than the limit: nothing behind it is read */
+	MESH_REASON_TOO_LONG,	/* the frame would be longer than the limit: nothing after it is read */
 	MESH_REASON_TOO_SHORT,	/* the length is less than that of the header: the same */
 };
 
@@ -102,9 +102,9 @@ _Static_assert(sizeof(struct mesh_member) == 128, "no padding");
 struct mesh_inspection {
 	__u64 id;		/* in */
 	__u32 found;		/* out: 1 when there is such a socket */
-	__u32 write_seq;	/* out: behind the last byte given to its send function */
-	__u32 copied_seq;	/* out: behind the last byte that was taken out of it */
-	__u32 rcv_nxt;		/* out: behind the last byte (or end of stream) that came */
+	__u32 write_seq;	/* out: after the last byte given to its send function */
+	__u32 copied_seq;	/* out: after the last byte that was taken out of it */
+	__u32 rcv_nxt;		/* out: after the last byte (or end of stream) that came */
 	__u32 wmem_queued;	/* out: memory of its send queue, in bytes */
 	__u32 queued_skbs;	/* out: redirected to it, not yet given to its send function */
 };

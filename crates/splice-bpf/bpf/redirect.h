@@ -40,10 +40,10 @@ struct direction_entry {
 	/* Written by gate. */
 	__u32 closed;		/* number of the opening that it ended last */
 	__u32 refused;		/* segments that were not let in; the sender retransmits them */
-	__u32 beyond;		/* segments behind the window, which TCP would not take */
+	__u32 beyond;		/* segments beyond the window, which TCP would not take */
 
 	/*
-	 * The sequence number behind everything that gate let in, and HELD for the moment in which
+	 * The sequence number after everything that gate let in, and HELD for the moment in which
 	 * it closes. In one word, so that nothing is let in that is not noted, or meanwhile. Set by
 	 * user space before there is a gate.
 	 */
@@ -68,10 +68,10 @@ struct inspection {
 	__u64 cookie;		/* in: the source whose target is meant */
 	__u32 found;		/* out: 1 when there is such a target */
 	__u32 queued_skbs;	/* out: redirected to it, not yet given to its send function */
-	__u32 write_seq;	/* out: behind the last byte given to its send function */
-	__u32 copied_seq;	/* out: behind the last byte that was taken out of it */
-	__u32 rcv_nxt;		/* out: behind the last byte (or end of stream) that came */
-	__u32 on_the_way_bytes;	/* out: memory behind it that no peer has yet, but for the bytes of its backlog */
+	__u32 write_seq;	/* out: after the last byte given to its send function */
+	__u32 copied_seq;	/* out: after the last byte that was taken out of it */
+	__u32 rcv_nxt;		/* out: after the last byte (or end of stream) that came */
+	__u32 on_the_way_bytes;	/* out: memory after it that no peer has yet, but for the bytes of its backlog */
 	__u32 send_limit_bytes;	/* out: the most of that */
 	__u32 state;		/* out: BPF_TCP_ESTABLISHED and so on */
 };

@@ -18,7 +18,7 @@
 #include "lib/bound.h"
 #include "lib/lease.h"
 
-/* The names behind ___ are ours: other headers declare other fields of them. */
+/* The names after ___ are ours: other headers declare other fields of them. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct cookie___redirections {

@@ -20,6 +20,7 @@
 #include "segment/overlap.h"
 #include "segment/forward.h"
 #include "segment/icmp.h"
+#include "segment/oversized.h"
 #include "segment/rewrite.h"
 #include "segment/untranslatable.h"
 #include "segment/anew.h"
@@ -55,11 +56,11 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 		return;
 	seen = &change_over->side[place->side & 1];
 	/* Not the marks: those are cleared when OVERLAP begins, which another CPU may not know yet. */
-	if (!READ_ONCE(side->reach)) {
+	if (!READ_ONCE(side->high_seq_and_marks)) {
 		side->high_ack = s->ack;
 		seen->seen_device = skb->ifindex;
 		seen->seen_hops = s->hops;
-		__sync_val_compare_and_swap(&side->reach, 0, (__u64)SEGMENT_NOTED << 32 | end);
+		__sync_val_compare_and_swap(&side->high_seq_and_marks, 0, (__u64)SEGMENT_NOTED << 32 | end);
 	}
 	seen->seen_device = skb->ifindex;
 	seen->seen_hops = s->hops;
@@ -78,14 +79,14 @@ static __always_inline bool is_steady(const struct segment *s, const struct segm
 
 /*
  * Whether what goes up the stack has to come in on lo once more: a relay of another process, whose
- * program stands before this one, has not seen what the segment has become.
+ * program comes before this one, has not seen what the segment has become.
  */
 static __always_inline bool goes_round(void)
 {
 	__u32 zero = 0;
 	struct segment_gate *gate = bpf_map_lookup_elem(&segment_gates, &zero);
 
-	return gate && READ_ONCE(gate->behind);
+	return gate && READ_ONCE(gate->is_preceded);
 }
 
 /* Whether what this side's peer sends does not go on now. */
@@ -94,7 +95,7 @@ static __always_inline bool is_closed(const struct segment_side *side)
 	return marks(side) & SEGMENT_CLOSED;
 }
 
-/* A segment that does not go on is as if it got lost behind this program. @copy: for the relay's own socket; 0: none. */
+/* A segment that does not go on is as if it got lost after this program. @copy: for the relay's own socket; 0: none. */
 static __always_inline int lose(struct __sk_buff *skb, __u32 copy)
 {
 	if (copy)
@@ -160,7 +161,7 @@ int segment_ingress(struct __sk_buff *skb)
 	if (skb->pkt_type != PACKET_HOST)
 		return NEXT;
 	state = load_acquire(&flow->state);
-	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
+	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_TO_PEER)
 		skb->mark = 0;
 	/* A copy is for a socket that has taken its connection up since. */
 	if (state == SEGMENT_HELD || (mark && !skb->mark && state == SEGMENT_RETURNED)) {
@@ -234,12 +235,12 @@ int segment_ingress(struct __sk_buff *skb)
 	if (s.is_signed)
 		s.is_verified = false;
 
-	if (mark == COPY_PAST) {
+	if (mark == COPY_TO_PEER) {
 		if (!keep_ack(skb, &s)) {
 			count(SEGMENT_UNWRITABLE);
 			return DROP;
 		}
-		s.is_believed = true;
+		s.is_acceptable = true;
 	}
 	if (state == SEGMENT_OVERLAP) {
 		enum segment_way way = translate_overlap(&s, flow, at.flow, at.side);
@@ -251,13 +252,13 @@ int segment_ingress(struct __sk_buff *skb)
 		if (way == WAY_SOCKET_ACK)
 			return give_to_socket(skb, &s, flow, &at, false);
 		if (way == WAY_BOTH) {
-			send_copy(skb, COPY_PAST);
+			send_copy(skb, COPY_TO_PEER);
 			if (!limit_ack(skb, &s, flow, &at)) {
 				count(SEGMENT_UNWRITABLE);
 				return DROP;
 			}
 		}
-		if (way != WAY_PAST) {
+		if (way != WAY_TRANSLATED) {
 			count(SEGMENT_BY_SOCKET);
 			return NEXT;
 		}
@@ -268,7 +269,7 @@ int segment_ingress(struct __sk_buff *skb)
 		if (state != SEGMENT_OPENING)
 			translate_steady(&s, flow, at.flow, at.side, state);
 		if (forwarded) {
-			/* There is no socket that could be told. */
+			/* There is no socket that could get a copy. */
 			s.copy = 0;
 			if (s.flags & SYN)
 				fit_mss(skb, &s);
@@ -276,7 +277,7 @@ int segment_ingress(struct __sk_buff *skb)
 	}
 	copy = s.copy;
 	if (is_closed(&flow->side[at.side & 1]))
-		return lose(skb, copy && mark != COPY_PAST ? copy : 0);
+		return lose(skb, copy && mark != COPY_TO_PEER ? copy : 0);
 	for (hop = 1; hop <= MAX_HOPS && s.local; hop++) {
 		place = bpf_map_lookup_elem(&segment_tuples, &s.tuple);
 		if (!place)
@@ -290,11 +291,11 @@ int segment_ingress(struct __sk_buff *skb)
 			break;
 		}
 		if (is_closed(&flow->side[place->side & 1]))
-			return lose(skb, copy && mark != COPY_PAST ? copy : 0);
+			return lose(skb, copy && mark != COPY_TO_PEER ? copy : 0);
 		translate_steady(&s, flow, place->flow, place->side, SEGMENT_SPLICED);
 	}
 
-	if (copy && mark != COPY_PAST)
+	if (copy && mark != COPY_TO_PEER)
 		send_copy(skb, copy);
 	by_lo = by_lo || (s.local && goes_round());
 	/* Hops bound the way round lo, should connections form a ring. */
@@ -330,19 +331,19 @@ int segment_ingress(struct __sk_buff *skb)
 }
 
 /*
- * Whether a segment of a socket has to say how far the other peer's stream has come, of which this peer has got more
- * past the socket than the socket has sent. What stands before all that it has sent is a question (keep-alive, zero
- * window), and has to look like one. A reset is heard only at the end of the stream.
+ * Whether a segment of a socket has to stand at its peer's RCV.NXT: what was translated has taken the peer further than
+ * the socket has sent. What stands before all that it has sent is a question (keep-alive, zero window), and has to look
+ * like one. A reset is accepted only at RCV.NXT (RFC 5961, 3.2).
  */
-static __always_inline bool is_behind_peer(const struct segment *s, const struct segment_side *other,
+static __always_inline bool needs_rcv_nxt(const struct segment *s, const struct segment_side *other,
 					   const struct segment_change_over_side *socket)
 {
-	return is_past(other) && ((s->flags & RST) || (is_pure_ack(s) && !after(socket->sent, s->seq)));
+	return is_taken_over(other) && ((s->flags & RST) || (is_pure_ack(s) && !after(socket->sent, s->seq)));
 }
 
 /*
- * What the relay's own sockets send in OVERLAP, and their questions when they sleep. A peer whose stream still goes by the socket is
- * promised no more room than before. One whose stream goes past it has moved on: an
+ * What the relay's own sockets send in OVERLAP, and their questions when they sleep. To a peer whose stream still goes by
+ * the socket no window is announced beyond `announced_edge`. One whose stream is taken over has moved on: an
  * acknowledgement that is too old makes it discard the segment, payload included, and the window is
  * now the other peer's.
  */
@@ -368,7 +369,7 @@ int segment_egress(struct __sk_buff *skb)
 	} old, new;
 
 	/*
-	 * User space sets OVERLAP and then looks what the socket has promised. Either it knows of this
+	 * User space sets OVERLAP and then looks which window the socket has announced. Either it knows of this
 	 * segment, or this finds OVERLAP.
 	 */
 	fence();
@@ -397,11 +398,11 @@ int segment_egress(struct __sk_buff *skb)
 			return NEXT;
 		socket = &change_over->side[place->side & 1];
 		/*
-		 * A peer drops what it is past, and does not hear what that acknowledges. It may take nothing more, and so
-		 * never get the socket to where it is. A reset that it has not reached it answers (RFC 5961, 3.2).
+		 * A peer drops what it has received already, without a look at its acknowledgement (RFC 9293, 3.10.7.4). It may
+		 * take nothing more, and so never get the socket to where it is. A reset that it has not reached it answers (RFC 5961, 3.2).
 		 */
-		seq = got_past(side, other);
-		if (is_behind_peer(&s, other, socket) && after(seq, s.seq)) {
+		seq = highest_rcv_nxt(side, other);
+		if (needs_rcv_nxt(&s, other, socket) && after(seq, s.seq)) {
 			if (!write_number(skb, tcp_offset(&s), offsetof(struct tcphdr, seq), s.seq, seq)) {
 				count(SEGMENT_UNWRITABLE);
 				return DROP;
@@ -426,9 +427,9 @@ int segment_egress(struct __sk_buff *skb)
 	if (!change_over)
 		return NEXT;
 	socket = &change_over->side[place->side & 1];
-	raise(&socket->cut, s.ack);
+	raise(&socket->acknowledged_by_socket, s.ack);
 	raise(&socket->sent, end_of(&s));
-	if (is_past(side)) {
+	if (is_taken_over(side)) {
 		/* What the other peer says, in the sequence space of this connection */
 		ack = other->high_ack + other->ack_delta;
 		edge = other->edge + other->ack_delta;
@@ -437,7 +438,7 @@ int segment_egress(struct __sk_buff *skb)
 		s.strip_sack = 1;
 	} else {
 		ack = s.ack;
-		edge = side->promised;
+		edge = side->announced_edge;
 	}
 	room = after(edge, ack) ? (edge - ack) >> (side->own_scale & 15) : 0;
 	/* Before the other peer is ahead of it, the socket's own window may be the smaller one. */
@@ -445,8 +446,8 @@ int segment_egress(struct __sk_buff *skb)
 		room = s.window;
 	if (room > 0xffff)
 		room = 0xffff;
-	if (!is_past(side))
-		socket->room_end = ack + (room << (side->own_scale & 15));
+	if (!is_taken_over(side))
+		socket->current_edge = ack + (room << (side->own_scale & 15));
 	if (!s.plain_timestamp && !find_options(skb, &s))
 		return NEXT;
 	s.tsval = asks ? recent_timestamp(other) : 0;
@@ -464,8 +465,8 @@ int segment_egress(struct __sk_buff *skb)
 		/* What has been received already is answered (RFC 9293, 3.10.7.4). */
 		new.seq = bpf_htonl(side->high_ack - 1);
 		sum = csum_change(sum, old.seq, new.seq);
-	} else if (is_behind_peer(&s, other, socket)) {
-		new.seq = bpf_htonl(got_past(side, other));
+	} else if (needs_rcv_nxt(&s, other, socket)) {
+		new.seq = bpf_htonl(highest_rcv_nxt(side, other));
 		sum = csum_change(sum, old.seq, new.seq);
 	}
 	new.ack = bpf_htonl(ack);

@@ -132,7 +132,7 @@ enum trace_point {
 struct trace_stack {
 	struct trace_event event;	/* its function is the enum trace_point */
 	__u8 other[TRACE_NAME_BYTES];	/* sched_waking: who is woken */
-	__u64 frames[TRACE_FRAMES];	/* the innermost first, with zeroes behind the last */
+	__u64 frames[TRACE_FRAMES];	/* the innermost first, with zeroes after the last */
 };
 
 /* A place in the kernel, and the name of the function there. */

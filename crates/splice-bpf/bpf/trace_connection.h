@@ -119,7 +119,7 @@ static __always_inline bool of_headers(struct sk_buff *skb, struct connection *f
 }
 
 /*
- * The bytes behind the headers, whatever the packet is at present; 0 without any. The length of a super-packet
+ * The bytes after the headers, whatever the packet is at present; 0 without any. The length of a super-packet
  * is not in its IP header (BIG TCP).
  */
 static __always_inline __u32 payload_bytes(struct sk_buff *skb)

@@ -76,7 +76,7 @@ pub enum Beside {
         /// Those that see packets first.
         before: Vec<u32>,
         /// Those that see them later.
-        behind: Vec<u32>,
+        after: Vec<u32>,
     },
     /// The program is not attached to the device.
     NotAttached,
@@ -99,7 +99,7 @@ pub fn programs_beside(device: u32, own: u32) -> Result<Beside, Errno> {
     };
     Ok(Beside::Programs {
         before: ids[..at].to_vec(),
-        behind: ids[at + 1..].to_vec(),
+        after: ids[at + 1..].to_vec(),
     })
 }
 
@@ -196,7 +196,7 @@ pub fn open_control_group(mount: BorrowedFd<'_>, id: u64) -> io::Result<File> {
         id: id.to_ne_bytes(),
     };
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY;
-    // SAFETY: `handle` is a `struct file_handle` with as many bytes behind its head as it says.
+    // SAFETY: `handle` is a `struct file_handle` with as many bytes after its head as it says.
     let opened = unsafe {
         libc::syscall(
             libc::SYS_open_by_handle_at,

@@ -739,14 +739,14 @@ pub struct SegmentSide {
     pub flags: AtomicU8,
     pub own_scale: AtomicU8,
     pub timestamp_floor: AtomicU32,
-    pub reach: AtomicU64,
+    pub high_seq_and_marks: AtomicU64,
     pub timestamp_delta: AtomicU64,
     pub acked: AtomicU64,
-    pub heard: AtomicU32,
+    pub accepted_at: AtomicU32,
     pub waiting: AtomicU32,
     pub edge: AtomicU32,
     pub high_ack: AtomicU32,
-    pub promised: AtomicU32,
+    pub announced_edge: AtomicU32,
     pub latest_timestamp: AtomicU32,
     pub recent_timestamp: AtomicU32,
     pub largest_window: AtomicU32,
@@ -786,10 +786,10 @@ unsafe impl Plain for SegmentFlow {}
 #[repr(C)]
 pub struct SegmentChangeOverSide {
     pub clock: AtomicU32,
-    pub cut: AtomicU32,
-    pub border: AtomicU32,
+    pub acknowledged_by_socket: AtomicU32,
+    pub takeover_seq: AtomicU32,
     pub sent: AtomicU32,
-    pub room_end: AtomicU32,
+    pub current_edge: AtomicU32,
     pub seen_device: AtomicU32,
     pub seen_hops: AtomicU32,
     pub held_end: AtomicU32,
@@ -831,7 +831,7 @@ unsafe impl Plain for SegmentCold {}
 #[repr(C)]
 pub struct SegmentGate {
     pub awake: AtomicU32,
-    pub behind: AtomicU32,
+    pub is_preceded: AtomicU32,
     pub forwards: AtomicU32,
     pub _reserved: AtomicU32,
 }
@@ -991,7 +991,7 @@ pub mod segment_mark {
     pub const FIN: u32 = 2;
     pub const FIN_ACKED: u32 = 4;
     pub const RST: u32 = 8;
-    pub const PAST: u32 = 16;
+    pub const TAKEN_OVER: u32 = 16;
     pub const CONGESTED: u32 = 32;
     pub const ASKED: u32 = 64;
     pub const DOUBTED: u32 = 128;

@@ -74,6 +74,7 @@ mod name;
 mod options;
 mod outcome;
 mod plural;
+mod sock_diag;
 
 pub use api::{Splicer, echo, echo_task, join, observed_echo_task, observed_pair_task, pair_task};
 pub use counters::Counters;

@@ -11,7 +11,7 @@ const REASONS: [&str; 14] = [
     "kernel/segment/change_over.rs",
     "kernel/segment/courses.rs",
     "kernel/segment/datapath/absence.rs",
-    "kernel/segment/datapath/behind.rs",
+    "kernel/segment/datapath/following.rs",
     "kernel/segment/datapath/watch.rs",
     "kernel/segment/eligibility.rs",
     "kernel/segment/flow.rs",

@@ -3,7 +3,7 @@
  * Order between what user space writes and what a program reads without a lock.
  *
  * x86 and s390x keep loads in order, and stores. Another CPU may load the numbers that belong to a state
- * before the state, and find the new state with old numbers. A load that keeps later ones behind it
+ * before the state, and find the new state with old numbers. A load that keeps later ones after it
  * (BPF_LOAD_ACQ) does not do: an object that has one is refused by kernels before it (2025). But an atomic
  * operation that returns the old value is a full barrier on all of them (Documentation/atomic_t.txt: "RMW
  * operations that have a return value are fully ordered"; of cmpxchg, those that succeed). It works on the

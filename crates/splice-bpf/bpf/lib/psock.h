@@ -6,7 +6,7 @@
 #include <bpf/bpf_core_read.h>
 
 /*
- * The kernel's structures, as far as they are read. The names behind ___ are ours: other headers declare
+ * The kernel's structures, as far as they are read. The names after ___ are ours: other headers declare
  * other fields of them.
  */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)

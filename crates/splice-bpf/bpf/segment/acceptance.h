@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a flow learns from a segment: nothing, unless the receiver would take it. Whatever fails that test is translated
- * all the same, since its receiver has to answer: keep-alives and window probes fail it by design.
+ * What a flow learns from a segment: nothing, unless it is acceptable to its receiver (RFC 9293, 3.10.7.4). Whatever fails
+ * that test is translated all the same, since its receiver has to answer: keep-alives and window probes fail it by design.
  *
  * The receiver is known by what has come by. Its last acknowledgement and the end of its window may be newer there than
  * here, so this is laxer than the receiver by what is on its way. It is stricter only where segments overtake one
- * another behind this program; the next segment of the same sender then makes up for what was not learned.
+ * another after this program; the next segment of the same sender then makes up for what was not learned.
  */
 #ifndef SEGMENT_ACCEPTANCE_H
 #define SEGMENT_ACCEPTANCE_H
 
 #include "segment/timestamp.h"
 
-/* The end of the receiver's window, or before it that of the relay's socket; in the sequence space of @side. */
+/* The right edge of the receiver's window, or before it that of the relay's socket; in the sequence space of @side. */
 static __always_inline __u32 window_end(const struct segment_side *side, const struct segment_side *other)
 {
 	__u32 edge = other->edge - side->seq_delta;
 
 	/* The relay's may have been left far behind. */
-	return after(side->promised, edge) ? side->promised : edge;
+	return after(side->announced_edge, edge) ? side->announced_edge : edge;
 }
 
 /*
- * Whether a segment begins in its receiver's window, or where its sender's stream has got to, as behind a FIN, which
+ * Whether a segment begins in its receiver's window, or where its sender's stream has got to, as after a FIN, which
  * takes no room; and whether not all of it is too old (RFC 9293, 3.10.7.4). What reaches beyond the window counts, too
  * (tcp_sequence): it may be wider by now.
  */
@@ -48,14 +48,14 @@ static __always_inline bool is_ack_acceptable(const struct segment *s, const str
 }
 
 /*
- * A stream has come far ahead of what its socket has promised, which would lie ahead again once two gigabytes have passed.
+ * A stream has come far beyond the edge that its socket has announced, which would lie ahead again after two gigabytes.
  * Nothing of note is returned.
  */
 __noinline int leave_socket(struct segment_side *side, struct segment_side *other)
 {
 	if (!side || !other)
 		return 0;
-	raise(&side->promised, other->edge - side->seq_delta);
+	raise(&side->announced_edge, other->edge - side->seq_delta);
 	add_marks(side, SEGMENT_DISTANT);
 	return 0;
 }
@@ -78,10 +78,10 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 			add_marks(side, SEGMENT_GAP);
 		raise_high_seq(side, end);
 	}
-	if (is_past(side) && after(end, side->promised + SEGMENT_ACK_REACH))
+	if (is_taken_over(side) && after(end, side->announced_edge + SEGMENT_WINDOW_LIMIT))
 		leave_socket(side, other);
-	if (after(side->high_ack, side->first_ack + SEGMENT_ACK_REACH))
-		WRITE_ONCE(side->first_ack, side->high_ack - SEGMENT_ACK_REACH);
+	if (after(side->high_ack, side->first_ack + SEGMENT_WINDOW_LIMIT))
+		WRITE_ONCE(side->first_ack, side->high_ack - SEGMENT_WINDOW_LIMIT);
 }
 
 /*
@@ -97,13 +97,13 @@ static __always_inline void clear_doubt(struct segment_side *side, struct segmen
 		take_marks(other, SEGMENT_DOUBTED);
 }
 
-/* Keeps when the sender was last heard, at @now_ns, and since when each of the two waits for an acknowledgement. */
+/* Keeps when the sender's last segment was accepted, @now_ns, and since when each of the two waits for an acknowledgement. */
 static __always_inline void keep_time(const struct segment *s, struct segment_side *side,
 				      struct segment_side *other, __u64 now_ns)
 {
 	__u32 now = ticks_of(now_ns);
 
-	WRITE_ONCE(side->heard, now);
+	WRITE_ONCE(side->accepted_at, now);
 	if (READ_ONCE(other->waiting)) {
 		bool is_all = s->ack + side->ack_delta == high_seq(other);
 
@@ -125,7 +125,7 @@ static __always_inline void keep_time(const struct segment *s, struct segment_si
 static __always_inline void keep_time_of_probe(const struct segment *s, struct segment_side *side,
 					       const struct segment_side *other)
 {
-	/* It is told its window in steps. */
+	/* Its window is announced to it in steps. */
 	__u32 step = 1U << (side->own_scale & 15), edge = other->edge - side->seq_delta;
 
 	if (!s->is_verified || s->seq + 1 != high_seq(side) || after(edge, high_seq(side) + step - 1))
@@ -137,8 +137,8 @@ static __always_inline void keep_time_of_probe(const struct segment *s, struct s
 }
 
 /*
- * Takes in where a stream ends. A receiver that is told several ends meets the first one that it has not gone past.
- * @side, @other: of the stream, and the other one. @end: the number behind the FIN.
+ * Takes in where a stream ends. Of several ends, a receiver meets the first one that it has not received more than.
+ * @side, @other: of the stream, and the other one. @end: the number after the FIN.
  */
 static __always_inline void learn_end(struct segment_side *side, const struct segment_side *other, __u32 end)
 {
@@ -151,11 +151,11 @@ static __always_inline void learn_end(struct segment_side *side, const struct se
 }
 
 /*
- * Learns from a segment that goes by, also of a stream that goes by the sockets.
- * @s: the segment. @flow, @side, @other: its flow, the side of its sender, the other one. False for what an
- * endpoint would not take.
+ * Tests a segment as its receiver does (RFC 9293, 3.10.7.4), and learns from it if it is acceptable; also of a stream that
+ * goes by the sockets.
+ * @s: the segment. @flow, @side, @other: its flow, the side of its sender, the other one. Whether it is acceptable.
  */
-static __always_inline bool hear(const struct segment *s, struct segment_flow *flow,
+static __always_inline bool accept_segment(const struct segment *s, struct segment_flow *flow,
 				 struct segment_side *side, struct segment_side *other)
 {
 	__u32 ack = side->high_ack;

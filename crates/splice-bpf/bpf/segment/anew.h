@@ -3,7 +3,7 @@
  * A SYN on the addresses and ports of a pair. Whoever sends one has forgotten the connection, or has nothing to do with
  * it. So the other peer never gets it: it might have forgotten its connection, too, and begin another one.
  *
- * Where the pair lives, the sender is told where its stream stands, as by a socket (RFC 5961, 4): if it has forgotten it,
+ * Where the pair lives, the sender gets a challenge ACK, as from a socket (RFC 5961, 4): if it has forgotten it,
  * it answers with a reset, which ends the pair, and begins anew at once. Where the pair is over, the SYN is for the stack.
  */
 #ifndef SEGMENT_ANEW_H
@@ -11,7 +11,7 @@
 
 #include "segment/rewrite.h"
 
-/* No peer is told more often, as by a socket (`tcp_invalid_ratelimit`: 500 ms); in ticks. */
+/* No peer is challenged more often, as by a socket (`tcp_invalid_ratelimit`: 500 ms); in ticks. */
 #define CHALLENGE_INTERVAL_TICKS 477
 
 #define CHALLENGE_HOPS 64	/* the TTL of what this host sends (IPDEFTTL) */
@@ -36,7 +36,7 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 kind)
 }
 
 /*
- * Whether a peer may be told where its stream stands; then that counts. No errors are counted for a pair.
+ * Whether a peer may be challenged; then that counts. No errors are counted for a pair.
  * @slot, @to: index of its flow, and its side.
  */
 static __always_inline bool may_challenge(__u32 slot, __u32 to)
@@ -71,7 +71,7 @@ static __always_inline bool turn_round(struct __sk_buff *skb, const struct segme
 }
 
 /*
- * Makes of a SYN a pure ACK that tells its sender where its stream stands.
+ * Makes of a SYN a challenge ACK, which shows its sender where its stream stands.
  * @side, @other: of the sender, and the other one. The verdict.
  */
 static __always_inline int challenge(struct __sk_buff *skb, struct segment *s, const struct segment_side *side,
@@ -89,7 +89,7 @@ static __always_inline int challenge(struct __sk_buff *skb, struct segment *s, c
 		return DROP;
 	__builtin_memcpy(&b->new[0], &s->tuple.destination_port, 2);
 	__builtin_memcpy(&b->new[2], &s->tuple.source_port, 2);
-	put_be32(&b->new[4], got_past(side, other));
+	put_be32(&b->new[4], highest_rcv_nxt(side, other));
 	put_be32(&b->new[8], ack);
 	b->new[12] = sizeof(struct tcphdr) / 4 << 4;
 	b->new[13] = ACK;
@@ -141,7 +141,7 @@ __noinline int begin_anew(struct __sk_buff *skb, struct segment *s, struct segme
 	if (is_first && is_taken(skb, &s->tuple, false)) {
 		send_copy(skb, COPY_RST);
 		WRITE_ONCE(flow->state, SEGMENT_FREE);
-		/* Behind the copy. */
+		/* After the copy. */
 		return bpf_redirect(skb->ifindex, skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS);
 	}
 	WRITE_ONCE(flow->state, SEGMENT_FREE);

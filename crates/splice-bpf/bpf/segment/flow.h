@@ -8,28 +8,28 @@
 
 static __always_inline __u32 high_seq(const struct segment_side *side)
 {
-	return READ_ONCE(side->reach);
+	return READ_ONCE(side->high_seq_and_marks);
 }
 
 static __always_inline __u32 marks(const struct segment_side *side)
 {
-	return READ_ONCE(side->reach) >> 32;
+	return READ_ONCE(side->high_seq_and_marks) >> 32;
 }
 
-/* Tells the marks before; a full barrier. */
+/* Returns the marks before; a full barrier. */
 static __always_inline __u32 add_marks(struct segment_side *side, __u32 added)
 {
-	return __sync_fetch_and_or(&side->reach, (__u64)added << 32) >> 32;
+	return __sync_fetch_and_or(&side->high_seq_and_marks, (__u64)added << 32) >> 32;
 }
 
 static __always_inline void take_marks(struct segment_side *side, __u32 taken)
 {
-	__sync_fetch_and_and(&side->reach, ~((__u64)taken << 32));
+	__sync_fetch_and_and(&side->high_seq_and_marks, ~((__u64)taken << 32));
 }
 
-static __always_inline bool is_past(const struct segment_side *side)
+static __always_inline bool is_taken_over(const struct segment_side *side)
 {
-	return marks(side) & SEGMENT_PAST;
+	return marks(side) & SEGMENT_TAKEN_OVER;
 }
 
 /*
@@ -49,11 +49,11 @@ static __always_inline bool is_pure_ack(const struct segment *s)
 /* The peer has sent up to there. */
 static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 {
-	__u64 old = READ_ONCE(side->reach);
+	__u64 old = READ_ONCE(side->high_seq_and_marks);
 	int i;
 
 	for (i = 0; i < 16 && after(to, old); i++) {
-		__u64 found = __sync_val_compare_and_swap(&side->reach, old, old >> 32 << 32 | to);
+		__u64 found = __sync_val_compare_and_swap(&side->high_seq_and_marks, old, old >> 32 << 32 | to);
 
 		if (found == old)
 			return;
@@ -61,15 +61,15 @@ static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 	}
 }
 
-/* How far this peer can have got, in its sequence space. */
-static __always_inline __u32 got_past(const struct segment_side *side, const struct segment_side *other)
+/* The highest RCV.NXT (RFC 9293, 3.3.1) that this peer can have, as its own segments would acknowledge it. */
+static __always_inline __u32 highest_rcv_nxt(const struct segment_side *side, const struct segment_side *other)
 {
 	__u32 seq = high_seq(other) + other->seq_delta;
 
 	return after(seq, side->edge) ? side->edge : seq;
 }
 
-/* What `heard` and `waiting` say for @now_ns. */
+/* What `accepted_at` and `waiting` say for @now_ns. */
 static __always_inline __u32 ticks_of(__u64 now_ns)
 {
 	return (__u32)(now_ns >> SEGMENT_TICK_SHIFT) ?: 1;
@@ -91,15 +91,15 @@ static __always_inline void count_payload(const struct segment *s, struct segmen
 	struct segment_side *side = &flow->side[from & 1];
 
 	__sync_fetch_and_add(&flow->payload_bytes[from & 1], s->payload);
-	if (!(from & 1) || !s->is_believed || marks(side) & SEGMENT_TIMED)
+	if (!(from & 1) || !s->is_acceptable || marks(side) & SEGMENT_TIMED)
 		return;
 	keep_first(slot);
 	add_marks(side, SEGMENT_TIMED);
 }
 
 /*
- * The other peer has acknowledged up to `ack` (in this side's sequence space). Many CPUs may say so
- * at once; who loses the race says nothing new, or says it again with the next segment.
+ * The other peer has acknowledged up to `ack` (in this side's sequence space). Many CPUs may raise it
+ * at once. Losing the race is harmless: the value is no news, or comes again with the next segment.
  */
 static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns, __u64 now_ns)
 {

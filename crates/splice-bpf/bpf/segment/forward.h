@@ -129,10 +129,10 @@ static __always_inline void begin(struct __sk_buff *skb, const struct segment *s
 	client->edge = s->window;
 	client->largest_window = s->window;
 	client->own_scale = s->scale;
-	client->reach = (__u64)(SEGMENT_NOTED | SEGMENT_PAST) << 32 | next;
+	client->high_seq_and_marks = (__u64)(SEGMENT_NOTED | SEGMENT_TAKEN_OVER) << 32 | next;
 	client->acked = next;
-	client->promised = next;
-	client->heard = ticks_of(now);
+	client->announced_edge = next;
+	client->accepted_at = ticks_of(now);
 	client->latest_timestamp = latest;
 	if (s->has_timestamp) {
 		floor = now / 1000000;
@@ -304,11 +304,11 @@ static __always_inline void meet(const struct segment *s, struct segment_flow *f
 	cold->first_ns = 0;
 	server->high_ack = s->ack;
 	server->first_ack = s->ack;
-	server->heard = ticks_of(bpf_ktime_get_coarse_ns());
+	server->accepted_at = ticks_of(bpf_ktime_get_coarse_ns());
 	server->edge = s->ack + s->window;
 	server->largest_window = s->window;
 	server->acked = next;
-	server->promised = next;
+	server->announced_edge = next;
 	client->high_ack = next;
 	client->first_ack = next;
 	client->edge += next;
@@ -327,7 +327,7 @@ static __always_inline void meet(const struct segment *s, struct segment_flow *f
 		server->recent_seconds = now_seconds();
 	}
 	fence();
-	WRITE_ONCE(server->reach, (__u64)(SEGMENT_NOTED | SEGMENT_PAST) << 32 | next);
+	WRITE_ONCE(server->high_seq_and_marks, (__u64)(SEGMENT_NOTED | SEGMENT_TAKEN_OVER) << 32 | next);
 }
 
 /*
@@ -346,7 +346,7 @@ __noinline int translate_opening(struct segment *s, struct segment_flow *flow, _
 	other = &flow->side[!(from & 1)];
 	answered = marks(&flow->side[1]) & SEGMENT_NOTED;
 	/* Of these alone the numbers are known: the client's SYN, and the answer to it. */
-	s->is_believed = s->is_verified && (from ? answers(s, flow) : (s->flags & SYN) && s->seq + 1 == flow->first[0]);
+	s->is_acceptable = s->is_verified && (from ? answers(s, flow) : (s->flags & SYN) && s->seq + 1 == flow->first[0]);
 	if (!s->is_verified) {
 		/* Its receiver will discard it. */
 	} else if (s->flags & RST) {

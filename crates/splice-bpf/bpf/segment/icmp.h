@@ -4,7 +4,7 @@
  * socket that has sent these.
  *
  * Whose segments are too long for the other peer's path goes back to the sockets, each of which then sends by its own
- * path: told of it, a peer would send shorter segments to the relay on all its connections. No other error of a pair
+ * path: with the error, a peer would send shorter segments to the relay on all its connections. No other error of a pair
  * matters to its peers.
  *
  * Errors about a forwarded connection go on to the peer that has sent the segment, with the addresses, ports and number
@@ -12,8 +12,7 @@
  * relay's address that this peer talks to: a path need not let the router's address through, and the peer has nothing
  * to do with the server's.
  *
- * The same holds for what is too long for the relay's own device, about which such an error is made here:
- * bpf_redirect_neigh sends without a look at the MTU.
+ * What is too long for the relay's own device is in segment/oversized.h.
  */
 #ifndef SEGMENT_ICMP_H
 #define SEGMENT_ICMP_H
@@ -42,12 +41,6 @@
  * any link of IPv6 (RFC 8200, 5).
  */
 #define LEAST_SERVER_MTU 1280
-
-/* No device takes less (RFC 791, 3.2), so shorter segments need not be compared with its MTU. */
-#define LEAST_MTU 68
-
-/* The TTL of what this host sends (IPDEFTTL) */
-#define OWN_HOPS 64
 
 /*
  * For each connection a peer gets so many errors at once, and one more in each interval, so that nobody floods it by way
@@ -85,33 +78,6 @@ struct icmp_v6 {
 	struct ipv6hdr quoted;
 	struct icmp_quote tcp;
 };
-
-/* What an error that is made here quotes. */
-struct icmp_made_tcp {
-	struct icmp_quote quote;
-	__be32 ack;
-	__u8 offset;
-	__u8 flags;
-	__be16 window;
-	__sum16 check;
-	__be16 balance;
-};
-
-struct icmp_made_v4 {
-	struct iphdr ip;
-	struct icmp_header icmp;
-	struct iphdr quoted;
-	struct icmp_made_tcp tcp;
-};
-
-struct icmp_made_v6 {
-	struct ipv6hdr ip;
-	struct icmp_header icmp;
-	struct ipv6hdr quoted;
-	struct icmp_made_tcp tcp;
-};
-
-_Static_assert(sizeof(struct icmp_made_v6) <= sizeof(struct scratch), "the stack has no room for it");
 
 /* The sum over so many bytes, a constant, added to another one. */
 #define SUM_OF(from, bytes, sum) bpf_csum_diff(NULL, 0, (__be32 *)(from), bytes, sum)
@@ -151,7 +117,7 @@ static __always_inline bool was_translated(const struct segment_flow *flow, __u3
 
 	if (state == SEGMENT_SPLICED)
 		return true;
-	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns || !is_past(&flow->side[from & 1]))
+	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns || !is_taken_over(&flow->side[from & 1]))
 		return false;
 	change_over = change_over_of(slot);
 	return change_over && (is_distant(&flow->side[from & 1]) ||
@@ -162,7 +128,7 @@ static __always_inline bool was_translated(const struct segment_flow *flow, __u3
  * Whether a peer may get an error more; then it counts. Two CPUs may count one instead of two.
  * @slot, @to: index of its flow, and its side.
  */
-static __always_inline bool may_tell(__u32 slot, __u32 to)
+static __always_inline bool may_send_error(__u32 slot, __u32 to)
 {
 	const __u32 most = ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS;
 	struct segment_cold *cold = bpf_map_lookup_elem(&segment_colds, &slot);
@@ -221,9 +187,9 @@ __noinline int judge_error(struct icmp_error *e)
 	if ((e->is_fatal && state != SEGMENT_OPENING) || (e->too_big && from && e->mtu < LEAST_SERVER_MTU))
 		return ICMP_NOWHERE;
 	if ((state != SEGMENT_OPENING && state != SEGMENT_SPLICED) || !(marks(sender) & SEGMENT_NOTED) || !is_known ||
-	    e->hops <= 1 || !may_tell(at.flow, from))
+	    e->hops <= 1 || !may_send_error(at.flow, from))
 		return ICMP_NOWHERE;
-	/* The client hears of it. Should it try again nevertheless, its SYN opens the connection anew. */
+	/* The client gets it. Should it try again nevertheless, its SYN opens the connection anew. */
 	if (state == SEGMENT_OPENING && e->refuses && (at.side & 1)) {
 		add_marks(other, SEGMENT_RST);
 		prolong(flow, 0);
@@ -400,111 +366,6 @@ static __always_inline int pass_error(struct __sk_buff *skb)
 		return (void *)(ip + 1) <= end && ip->nexthdr == IPPROTO_ICMPV6 ? pass_error_v6(skb) : NEXT;
 	}
 	return NEXT;
-}
-
-/*
- * Where the segment's checksum is still to be computed (CHECKSUM_PARTIAL), the device that the error leaves on may
- * write it into the quoted header. So the quoted TCP header has the sum 0, before that and after it.
- */
-static __always_inline void quote(struct icmp_made_tcp *tcp)
-{
-	tcp->offset = sizeof(*tcp) / 4 << 4;
-	tcp->flags = ACK;
-	tcp->balance = csum_fold(SUM_OF(tcp, sizeof(*tcp), 0));
-}
-
-/* Makes an error about a segment. @mtu: what would not be too long. Its bytes; 0 if it fails. */
-static __always_inline __u32 make_error_v4(struct __sk_buff *skb, struct icmp_made_v4 *p, __u32 mtu)
-{
-	const __u32 quoted = sizeof(p->icmp) + sizeof(p->quoted) + sizeof(p->tcp);
-
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &p->quoted, sizeof(p->quoted) + sizeof(p->tcp.quote)))
-		return 0;
-	quote(&p->tcp);
-	p->icmp.type = ICMP_UNREACHABLE;
-	p->icmp.code = ICMP_TOO_BIG_CODE;
-	p->icmp.rest = bpf_htonl(mtu);
-	p->icmp.check = csum_fold(SUM_OF(&p->icmp, quoted, 0));
-	p->ip.version = 4;
-	p->ip.ihl = sizeof(p->ip) / 4;
-	p->ip.tot_len = bpf_htons(sizeof(*p));
-	p->ip.ttl = OWN_HOPS;
-	p->ip.protocol = IPPROTO_ICMP;
-	p->ip.saddr = p->quoted.daddr;
-	p->ip.daddr = p->quoted.saddr;
-	p->ip.check = csum_fold(SUM_OF(&p->ip, sizeof(p->ip), 0));
-	return sizeof(*p);
-}
-
-/* The same for IPv6. */
-static __always_inline __u32 make_error_v6(struct __sk_buff *skb, struct icmp_made_v6 *p, __u32 mtu)
-{
-	const __u32 quoted = sizeof(p->icmp) + sizeof(p->quoted) + sizeof(p->tcp);
-
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &p->quoted, sizeof(p->quoted) + sizeof(p->tcp.quote)))
-		return 0;
-	quote(&p->tcp);
-	p->ip.version = 6;
-	p->ip.payload_len = bpf_htons(quoted);
-	p->ip.nexthdr = IPPROTO_ICMPV6;
-	p->ip.hop_limit = OWN_HOPS;
-	p->ip.saddr = p->quoted.daddr;
-	p->ip.daddr = p->quoted.saddr;
-	p->icmp.type = ICMPV6_TOO_BIG;
-	p->icmp.rest = bpf_htonl(mtu);
-	p->icmp.check = csum_fold(SUM_OF(&p->icmp, quoted, pseudo_sum_v6(&p->ip)));
-	return sizeof(*p);
-}
-
-/* Whether a segment may be too long for a device: only then refuse_size() has to be asked. */
-static __always_inline bool is_long(const struct __sk_buff *skb)
-{
-	return skb->len > ETH_HLEN + LEAST_MTU;
-}
-
-/*
- * Drops a segment that is too long for a device, or a super-packet of such segments. A pair goes back to its sockets; of a forwarded connection it becomes
- * the error that quotes it, and goes back to its sender.
- * @s: the segment, not written yet. @slot, @from: index of its flow, and the side of its sender. @device: the device.
- * The verdict; NEXT if it is not too long.
- */
-__noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 slot, __u32 from, __u32 device)
-{
-	struct segment_flow *flow = bpf_map_lookup_elem(&segment_flows, &slot);
-	struct scratch *b = scratch();
-	__u32 headers, made, mtu = 0;
-	bool ok;
-
-	if (bpf_check_mtu(skb, device, &mtu, 0, BPF_MTU_CHK_SEGS) <= 0)
-		return NEXT;
-	/* It counts the option of a super-packet, which the segments of that do not have (ipv6_gso_segment). */
-	if (s && s->jumbo && sizeof(struct ipv6hdr) + s->header + skb->gso_size <= mtu)
-		return NEXT;
-	count(SEGMENT_TOO_BIG);
-	/* Who forges one changes nothing. */
-	if (!s || !b || !flow || !s->is_believed)
-		return DROP;
-	if (!is_forwarded(flow)) {
-		hold(flow, slot, &flow->side[from & 1], SEGMENT_NARROW);
-		return DROP;
-	}
-	/* One that has an option in between is dropped only: its sender repeats it in shorter ones. */
-	if (s->jumbo || !may_tell(slot, from))
-		return DROP;
-	__builtin_memset(b, 0, sizeof(*b));
-	headers = s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
-	made = s->ipv6 ? make_error_v6(skb, (void *)b, mtu) : make_error_v4(skb, (void *)b, mtu);
-	ok = made && !bpf_skb_change_tail(skb, ETH_HLEN + headers + sizeof(struct icmp_made_tcp), 0) &&
-	     !bpf_skb_adjust_room(skb, headers + sizeof(struct icmp_header), BPF_ADJ_ROOM_MAC, 0);
-	if (ok && s->ipv6)
-		ok = !bpf_skb_store_bytes(skb, ETH_HLEN, b, sizeof(struct icmp_made_v6), BPF_F_RECOMPUTE_CSUM);
-	else if (ok)
-		ok = !bpf_skb_store_bytes(skb, ETH_HLEN, b, sizeof(struct icmp_made_v4), BPF_F_RECOMPUTE_CSUM);
-	if (!ok) {
-		count(SEGMENT_UNWRITABLE);
-		return DROP;
-	}
-	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
 }
 
 #endif

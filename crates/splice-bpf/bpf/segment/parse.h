@@ -27,7 +27,7 @@ struct segment {
 	__u32 sack_floor;	/* where sack_clip is set: in the receiver's sequence space */
 	__u32 out_device;
 	__u16 mss;
-	__u16 mss_most;		/* that the receiver is told; 0: what the sender says */
+	__u16 mss_most;		/* that is announced to the receiver; 0: what the sender says */
 	__u16 between;		/* bytes between the header of IP and that of TCP: options, extension headers */
 	__be16 check;		/* the checksum in the header */
 	__u8 hops;		/* TTL */
@@ -52,7 +52,7 @@ struct segment {
 	__u8 local;
 	__u8 spends_hop;
 	__u8 is_verified;	/* its checksum is right */
-	__u8 is_believed;	/* its receiver would take it (RFC 9293, 3.10.7.4) */
+	__u8 is_acceptable;	/* to its receiver (RFC 9293, 3.10.7.4) */
 	__u32 copy;		/* what the relay's own socket has to get of it: COPY_ACK, COPY_RST */
 };
 

@@ -8,8 +8,8 @@
 /* skb->mark of a copy on its way to the relay's own socket; nobody else sees it */
 #define COPY_ACK 0x53504c41
 #define COPY_RST 0x53504c52
-/* and of one whose acknowledgement goes past that socket */
-#define COPY_PAST 0x53504c50
+/* and of one whose acknowledgement is translated, for the other peer; its payload goes to that socket */
+#define COPY_TO_PEER 0x53504c50
 
 /*
  * How long a flow that is over still translates after its last segment: four retransmissions of a FIN
@@ -63,20 +63,20 @@ static __always_inline bool tells_of_no_connection(const struct segment *s, cons
 
 /*
  * Where all that was sent has not been acknowledged yet, the endpoint may still expect what was acknowledged last, if
- * the rest got lost, or, where the sender has come past the end of its window, since that has shrunk, send its reset at
- * this end (tcp_acceptable_seq).
+ * the rest got lost, or, where the sender has sent beyond its window, since that has shrunk, send its reset at the right
+ * edge (tcp_acceptable_seq).
  */
 static __always_inline bool is_doubtful_reset(const struct segment *s, const struct segment_side *side,
 					      const struct segment_side *other)
 {
 	__u32 next = other->high_ack + other->ack_delta;
-	/* The sender is told its window in steps, and forgives what is less than one of its own. */
+	/* The window is announced to the sender in steps. It forgives what is less than one of its own. */
 	__u32 room = other->edge - other->high_ack;
-	__u32 told = next + (room & -(1U << (side->own_scale & 15)));
-	__u32 forgiven = told + (1U << (side->window_left & 15));
+	__u32 rounded_edge = next + (room & -(1U << (side->own_scale & 15)));
+	__u32 forgiven = rounded_edge + (1U << (side->window_left & 15));
 
 	return s->is_verified &&
-	       (s->seq == next || (s->seq == told && !after(forgiven, high_seq(side))));
+	       (s->seq == next || (s->seq == rounded_edge && !after(forgiven, high_seq(side))));
 }
 
 /*
@@ -89,15 +89,15 @@ static __always_inline void learn_from_reset(const struct segment *s, struct seg
 	__u32 ack = s->ack + side->ack_delta;
 	__u64 now = bpf_ktime_get_coarse_ns();
 
-	if (is_past(side) && s->seq == high_seq(side))
+	if (is_taken_over(side) && s->seq == high_seq(side))
 		advance_acked(side, s->seq, &flow->moved_ns, now);
-	if (is_past(other) && (s->flags & ACK) && !after(ack, high_seq(other)))
+	if (is_taken_over(other) && (s->flags & ACK) && !after(ack, high_seq(other)))
 		advance_acked(other, ack, &flow->moved_ns, now);
 }
 
 /*
  * A reset that is going to be translated.
- * @s, @flow, @side, @other: as for hear(). @state: of the flow.
+ * @s, @flow, @side, @other: as for accept_segment(). @state: of the flow.
  */
 static __always_inline void take_reset(struct segment *s, struct segment_flow *flow,
 				       struct segment_side *side, struct segment_side *other, __u32 state)
@@ -107,7 +107,7 @@ static __always_inline void take_reset(struct segment *s, struct segment_flow *f
 		return;
 	if (!is_accepted_reset(s, side) && !tells_of_no_connection(s, side, other)) {
 		count(SEGMENT_RST_REFUSED);
-		/* Nobody tells of it when it was accepted: user space sees that both have fallen silent. */
+		/* Nobody shows whether it was accepted: user space sees that both have fallen silent. */
 		if (is_doubtful_reset(s, side, other)) {
 			WRITE_ONCE(side->doubted_seq, s->seq);
 			add_marks(side, SEGMENT_DOUBTED);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * RETURNED: what comes to sockets that have taken their connections up again. Such a socket sends once more what went past
- * it and what it does not know to be acknowledged. Until then it may be behind its peer.
+ * RETURNED: what comes to sockets that have taken their connections up again. Such a socket sends once more what was
+ * translated and what it does not know to be acknowledged. Until then it may lag behind its peer.
  */
 #ifndef SEGMENT_RETURNED_H
 #define SEGMENT_RETURNED_H
@@ -13,7 +13,7 @@
 #define OFFSET_FLAGS_WINDOW 12
 
 /*
- * A socket that is behind its peer would discard what acknowledges more than it has sent, with all its payload.
+ * A socket that lags behind its peer would discard what acknowledges more than it has sent, with all its payload.
  * @at: where the header of TCP is. @ack: what the segment acknowledges. False when it fails. A function of its own for
  * the stack of its caller: Linux 6.1 has 512 bytes for all of them.
  */
@@ -32,7 +32,7 @@ __noinline int limit_ack_of_returned(struct __sk_buff *skb, struct segment_flow 
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
 	sent = READ_ONCE(change_over->side[place->side & 1].sent);
-	/* The peer has got it past the socket, and nobody tells that again once it is gone (acknowledge_for). */
+	/* The peer has received it without the socket, and acknowledges it no more once it is gone (acknowledge_for). */
 	if (after(ack, sent) && !after(ack + side->ack_delta, high_seq(other)))
 		raise(&side->high_ack, ack);
 	return lower_ack(skb, at, ack, sent);
@@ -54,9 +54,9 @@ static __always_inline bool has_end(struct __sk_buff *skb, const struct segment_
 }
 
 /*
- * A peer that has got the whole other stream past the socket is gone once the socket has acknowledged the end of its own
+ * A peer that has received the whole other stream without the socket is gone once the socket has acknowledged the end of its own
  * stream. It answers what the socket sends once more with a reset, which would end the pair before the other peer has got
- * everything. The socket gets the acknowledgement instead that it has not heard.
+ * everything. The socket gets instead the acknowledgement that it lacks.
  * @s: a reset. False when it fails.
  */
 __noinline int acknowledge_for(struct __sk_buff *skb, struct segment *s, struct segment_flow *flow,
@@ -79,7 +79,7 @@ __noinline int acknowledge_for(struct __sk_buff *skb, struct segment *s, struct 
 	/* Who resets a connection that is still there acknowledges something (RFC 9293, 3.10.7.1). */
 	if ((s->flags & ACK) || !s->is_verified || after(sent, side->high_ack))
 		return 1;
-	/* A socket that took its connection up behind that end has never seen it. */
+	/* A socket that took its connection up after that end has never seen it. */
 	ended = (marks(side) & SEGMENT_FIN) && s->seq == READ_ONCE(side->fin_end);
 	if (!ended && !has_end(skb, &s->tuple))
 		return 1;

@@ -7,9 +7,6 @@
 #include "segment/overlap.h"
 #include "segment/sum.h"
 
-/* More than a window (RFC 7323), and little enough to compare with. */
-#define SACK_REACH (1U << 30)
-
 struct sack_move {
 	__u32 at;	/* of the option, in the scratch's new bytes */
 	__u32 blocks;
@@ -108,8 +105,8 @@ __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *
 			.at = s->sack_at,
 			.blocks = s->sacks,
 			.delta = s->sack_delta,
-			.low = s->sack_clip ? s->sack_floor : s->ack - SACK_REACH,
-			.high = s->ack + SACK_REACH,
+			.low = s->sack_clip ? s->sack_floor : s->ack - SEGMENT_WINDOW_LIMIT,
+			.high = s->ack + SEGMENT_WINDOW_LIMIT,
 		};
 
 		if (s->strip_sack)
@@ -270,13 +267,13 @@ static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segmen
 {
 	const __u32 other = !(place->side & 1);
 	struct segment_change_over *change_over = change_over_of(place->flow);
-	const struct segment_side *past = &flow->side[other];
+	const struct segment_side *acked = &flow->side[other];
 	__u32 limit;
 
 	if (!change_over)
 		return false;
-	limit = socket_end(&change_over->side[other]) + past->seq_delta;
-	if (is_distant(past))
+	limit = socket_end(&change_over->side[other]) + acked->seq_delta;
+	if (is_distant(acked))
 		return write_number(skb, tcp_offset(s), offsetof(struct tcphdr, ack_seq), s->ack, limit);
 	return lower_ack(skb, tcp_offset(s), s->ack, limit);
 }
@@ -410,7 +407,7 @@ __noinline int keep_ack(struct __sk_buff *skb, struct segment *s)
 
 /*
  * Makes of a segment what the relay's own socket accepts: an acknowledgement without payload, or a
- * reset. Where the peer's stream goes past the socket the number that it has sent lies outside of
+ * reset. Where the peer's stream is taken over, the number that it has sent lies outside of
  * the socket's window, so it gets that at which the socket stands still.
  */
 __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct segment_flow *flow,
@@ -429,8 +426,8 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
 	/* of what the socket sends, or far away */
-	own_final = s->ack + SACK_REACH;
-	if (is_past(other))
+	own_final = s->ack + SEGMENT_WINDOW_LIMIT;
+	if (is_taken_over(other))
 		own_final = socket_end(&change_over->side[!(place->side & 1)]) + other->seq_delta;
 	if (!s->plain_timestamp && !find_options(skb, s))
 		return DROP;
@@ -438,7 +435,7 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
-	if (is_past(side) || reset)
+	if (is_taken_over(side) || reset)
 		put_be32(&b->new[4], socket_end(&change_over->side[place->side & 1]));
 	/* All that a socket which sleeps has sent is acknowledged, however long ago. */
 	if (load_acquire(&flow->state) == SEGMENT_SPLICED || is_distant(other) || after(s->ack, own_final))
@@ -454,7 +451,7 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 		struct sack_move move = {
 			.at = sizeof(struct tcphdr) + s->sack_at,
 			.blocks = s->sacks,
-			.low = own_final - SACK_REACH,
+			.low = own_final - SEGMENT_WINDOW_LIMIT,
 			.high = own_final,
 		};
 

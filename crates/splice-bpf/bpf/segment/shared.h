@@ -45,7 +45,7 @@ struct segment_place {
  * the end, TIME_WAIT to FREE, which a SYN on the tuple makes, too, and SPLICED to HELD, which the program
  * makes when it sees what it cannot translate. User space goes back to OVERLAP when a segment has reached a
  * socket that was taken to be done. In HELD it has the sockets take their connections up again. In RETURNED
- * their peers may have got more than the sockets have sent, which is sent once more: until then.
+ * their peers may have received more than the sockets have sent, which the sockets send once more.
  *
  * A forwarded connection, which never had sockets (segment/forward.h):
  *
@@ -55,14 +55,14 @@ struct segment_place {
  * The program makes all transitions but those from OPENING to TIME_WAIT when no answer comes, and from TIME_WAIT to
  * FREE. Those user space makes.
  *
- * In OVERLAP each of the two streams has a state of its own, SEGMENT_PAST or not:
+ * In OVERLAP each of the two streams has a state of its own, SEGMENT_TAKEN_OVER or not:
  *
- * by the sockets ──▶ past them
+ * by the sockets ──▶ taken over
  *
  * By the sockets: its bytes and the acknowledgements of them go from socket to socket, and its
- * sender is promised no more room than the socket had promised before. So it comes to a stop, or
- * to a pause of its own before that, and the receiver acknowledges the last of it: then nothing is
- * under way any more, and the program has it go past.
+ * sender is announced no window beyond `announced_edge`, where the socket's ended before. So it comes to
+ * a stop, or to a pause of its own before that, and the receiver acknowledges the last of it. Then nothing
+ * of it is in flight any more, and the program takes it over: it translates the stream from `takeover_seq` on.
  */
 enum segment_state {
 	SEGMENT_FREE,		/* as if there were no entry */
@@ -74,7 +74,7 @@ enum segment_state {
 	SEGMENT_OPENING,	/* a SYN was translated; the client has not acknowledged an answer */
 	SEGMENT_HELD,		/* nothing passes: the sockets are about to take their connections up again. A reset ends
 				   the pair all the same */
-	SEGMENT_RETURNED,	/* all goes by the sockets, which are not told of more than they have sent */
+	SEGMENT_RETURNED,	/* all goes by the sockets; no segment acknowledges more than they have sent */
 };
 
 enum segment_mark {
@@ -82,8 +82,8 @@ enum segment_mark {
 	SEGMENT_FIN = 2,	/* the peer's end of stream was seen: `fin_end` */
 	SEGMENT_FIN_ACKED = 4,	/* and the other peer has acknowledged it */
 	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
-	SEGMENT_PAST = 16,	/* in OVERLAP: the peer's stream goes past the sockets from `border` on */
-	SEGMENT_CONGESTED = 32,	/* a segment was marked on its way from the peer, which has not heard of it */
+	SEGMENT_TAKEN_OVER = 16,	/* in OVERLAP: the peer's stream is translated from `takeover_seq` on */
+	SEGMENT_CONGESTED = 32,	/* a segment was marked on its way from the peer, which does not know it (no CWR yet) */
 	SEGMENT_ASKED = 64,	/* user space has the socket that sleeps ask whether the peer is alive */
 	SEGMENT_DOUBTED = 128,	/* the peer sent a reset that the other peer may have accepted */
 	SEGMENT_GAP = 256,	/* something that the peer has sent before `high_seq` may not have come by */
@@ -93,7 +93,7 @@ enum segment_mark {
 	SEGMENT_STRAYED = 4096,	/* they come by another device than before, or in a VLAN */
 	SEGMENT_CLOSED = 8192,	/* they get lost: the stack would not take them, or has no way to the other peer */
 	SEGMENT_PROBES = 16384,	/* the peer has asked for room that the other one does not have */
-	SEGMENT_DISTANT = 32768,	/* the peer's stream has gone past its socket for a gigabyte or more */
+	SEGMENT_DISTANT = 32768,	/* a gigabyte or more of the peer's stream has been translated */
 	SEGMENT_TIMED = 65536,	/* the peer of side 1 has sent payload: `first_ns` */
 };
 
@@ -102,13 +102,13 @@ enum segment_flag {
 	SEGMENT_CLEAR_ECN = 2,	/* the other connection does not do ECN */
 	SEGMENT_STRIP_SACK = 4,	/* the other connection does not do SACK */
 	SEGMENT_MICROSECONDS = 8,	/* the other connection's timestamps tick once a microsecond */
-	SEGMENT_ECHO_ECN = 16,	/* this one does: the program tells its peer of marks */
-	SEGMENT_FORWARDED = 32,	/* there are no sockets that could be told of anything */
+	SEGMENT_ECHO_ECN = 16,	/* this one does: the program echoes marks to its peer */
+	SEGMENT_FORWARDED = 32,	/* there are no sockets that could get a copy */
 	SEGMENT_SCALES = 64,	/* the peer's SYN has a window scale: kept until both are known */
 	SEGMENT_COUNTED = 128,	/* as one that is opening, with the others of its client's network */
 } __attribute__((packed));
 
-/* `heard` and `waiting` count units of 2^20 ns of CLOCK_MONOTONIC, modulo 2^32; never 0. */
+/* `accepted_at` and `waiting` count units of 2^20 ns of CLOCK_MONOTONIC, modulo 2^32; never 0. */
 #define SEGMENT_TICK_SHIFT 20
 
 /* `timestamp_delta` has been chosen. */
@@ -132,17 +132,17 @@ struct segment_side {
 	/* the program writes these; in OVERLAP user space raises some */
 	__u32 timestamp_floor;	/* where the clock stands, or stood: no translated TSval lies below; 0 while
 				   not chosen */
-	/* end of what the peer has sent (`high_seq`), and above it the marks: a stream goes past only
-	   if nothing more has come at that very moment, and what more comes is behind no end of it */
-	__u64 reach;
+	/* end of what the peer has sent (`high_seq`), and above it the marks: a stream is taken over only
+	   if nothing more has come at that very moment, and what more comes is not after an end of it */
+	__u64 high_seq_and_marks;
 	__u64 timestamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
 	__u64 acked;		/* end of what the other peer has acknowledged; low half in this sequence space */
-	__u32 heard;		/* when the peer last sent what the other one takes */
+	__u32 accepted_at;	/* when the peer last sent an acceptable segment */
 	__u32 waiting;		/* since when the peer waits for an acknowledgement: the last one, or what it has sent
 				   since; 0: all is acknowledged */
-	__u32 edge;		/* end of the window that the peer has announced */
+	__u32 edge;		/* right edge of the window that the peer has announced */
 	__u32 high_ack;		/* what the peer has acknowledged */
-	__u32 promised;		/* end of the largest window that the relay's socket announced to this peer */
+	__u32 announced_edge;	/* the furthest right edge that the relay's socket has announced to this peer */
 	__u32 latest_timestamp;	/* of its translated segments, since the clock goes on; else 0 */
 	__u32 recent_timestamp;	/* the peer's own that the other peer compares with (TS.Recent of RFC 7323); 0:
 				   not known */
@@ -150,7 +150,7 @@ struct segment_side {
 	__u32 recent_seconds;	/* CLOCK_MONOTONIC: when that was last seen */
 	__u32 doubted_seq;	/* with SEGMENT_DOUBTED: the number of the reset */
 	__u32 first_ack;	/* nothing less can ever have been acknowledged; it follows `high_ack` from afar */
-	__u32 fin_end;		/* with SEGMENT_FIN: the number behind the FIN */
+	__u32 fin_end;		/* with SEGMENT_FIN: the number after the FIN */
 };
 
 /* Five cache lines, of which a segment that is translated touches all; those of a change-over are apart. */
@@ -241,10 +241,10 @@ struct segment_change_over_side {
 	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
 
 	/* the program writes these; user space raises some */
-	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
-	__u32 border;		/* with SEGMENT_PAST: all before it went by the sockets */
+	__u32 acknowledged_by_socket;	/* end of what the relay's socket has acknowledged to this peer */
+	__u32 takeover_seq;	/* with SEGMENT_TAKEN_OVER: all before it went by the sockets */
 	__u32 sent;		/* end of what the relay's socket has sent to this peer */
-	__u32 room_end;		/* end of the window that it announces now: want of memory may take it back */
+	__u32 current_edge;	/* right edge that it announces now: want of memory may take it back */
 	__u32 seen_device;
 	__u32 seen_hops;	/* TTL of the last segment that was noted */
 	__u32 held_end;		/* end of what this peer has sent in HELD, without a gap; 0: nothing */
@@ -257,8 +257,8 @@ struct segment_change_over {
 
 _Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one cache line");
 
-/* How far `promised` and `first_ack` may fall behind, in bytes: a window is no larger (RFC 7323). */
-#define SEGMENT_ACK_REACH (1U << 30)
+/* No window is larger, in bytes (RFC 7323, 2.3): `announced_edge` and `first_ack` lag no further. */
+#define SEGMENT_WINDOW_LIMIT (1U << 30)
 
 /* Of the flow with the same index: what few of its segments touch takes no room in it. */
 struct segment_cold {
@@ -271,7 +271,7 @@ struct segment_cold {
 /* Shared by all flows. */
 struct segment_gate {
 	__u32 awake;		/* flows whose sockets may still send: without one, what goes out is let be */
-	__u32 behind;		/* on lo another relay's program stands before this one */
+	__u32 is_preceded;	/* on lo another relay's program comes before this one */
 	__u32 forwards;		/* listeners whose connections are forwarded, and what is left of former ones */
 	__u32 reserved;
 };
@@ -326,7 +326,7 @@ struct segment_socket {
 	__u32 out_type;		/* ARPHRD_* */
 	__u32 largest_window;	/* that the peer has announced */
 	__u32 received_bytes;	/* modulo 2^32 */
-	__u32 recent_bytes;	/* how many of them are not further back than SEGMENT_ACK_REACH */
+	__u32 recent_bytes;	/* how many of them are not further back than SEGMENT_WINDOW_LIMIT */
 	__u32 recent_timestamp;	/* of the peer: TS.Recent of RFC 7323 */
 	__u8 peer_scale;
 	__u8 own_scale;

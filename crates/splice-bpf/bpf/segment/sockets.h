@@ -136,7 +136,7 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 	out->largest_window = BPF_CORE_READ(tp, max_window);
 	received = BPF_CORE_READ(tp, bytes_received);
 	out->received_bytes = received;
-	out->recent_bytes = received < SEGMENT_ACK_REACH ? received : SEGMENT_ACK_REACH;
+	out->recent_bytes = received < SEGMENT_WINDOW_LIMIT ? received : SEGMENT_WINDOW_LIMIT;
 	out->recent_timestamp = BPF_CORE_READ(tp, rx_opt.ts_recent);
 	out->own_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
 	if (BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.tstamp_ok))

@@ -6,14 +6,14 @@
 #include "segment/reset.h"
 
 /*
- * ECN ends here where only one of the connections does it: nobody behind can tell the sender that its
- * segments were marked instead of dropped, and it would never slow down. So the program tells it, as the
- * relay's socket did, until the sender says that it has heard (RFC 3168, 6.1.3).
+ * ECN ends here where only one of the connections does it: nobody after it can echo to the sender that its
+ * segments were marked instead of dropped, and it would never slow down. So the program sets ECE, as the
+ * relay's socket did, until the sender sets CWR (RFC 3168, 6.1.3).
  */
 static __always_inline void end_ecn(struct segment *s, struct segment_side *side,
 				    const struct segment_side *other)
 {
-	if ((side->flags & SEGMENT_ECHO_ECN) && s->is_believed) {
+	if ((side->flags & SEGMENT_ECHO_ECN) && s->is_acceptable) {
 		if ((s->flags & CWR) && (marks(side) & SEGMENT_CONGESTED))
 			take_marks(side, SEGMENT_CONGESTED);
 		if (s->congested && !(marks(side) & SEGMENT_CONGESTED))
@@ -58,7 +58,7 @@ static __always_inline void place(struct segment *s, struct segment_side *side,
 static __always_inline __u32 within_window(const struct segment *s, __u32 seq,
 					   const struct segment_side *other)
 {
-	return s->is_believed && is_pure_ack(s) && after(seq, other->edge) ? other->edge : seq;
+	return s->is_acceptable && is_pure_ack(s) && after(seq, other->edge) ? other->edge : seq;
 }
 
 /*
@@ -84,13 +84,13 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 
 	if (state == SEGMENT_TIME_WAIT && s->is_verified)
 		prolong(flow, flow->last_ns);
-	s->is_believed = hear(s, flow, side, other);
+	s->is_acceptable = accept_segment(s, flow, side, other);
 	if (s->flags & RST) {
 		take_reset(s, flow, side, other, state);
-	} else if (s->is_believed && acknowledge_end(other, ack)) {
+	} else if (s->is_acceptable && acknowledge_end(other, ack)) {
 		/*
 		 * The other end of stream may be acknowledged on another CPU at this moment: a full barrier
-		 * each lets one of the two see both. Where something seems to lie behind an end, the next
+		 * each lets one of the two see both. Where something seems to lie after an end, the next
 		 * acknowledgement may show that it was none: user space looks later.
 		 */
 		if (state == SEGMENT_SPLICED && (add_marks(side, 0) & SEGMENT_FIN_ACKED) &&
@@ -99,7 +99,7 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 			end_spliced(flow);
 			s->copy = COPY_RST;
 		}
-	} else if (!s->is_believed && s->is_verified) {
+	} else if (!s->is_acceptable && s->is_verified) {
 		count(SEGMENT_UNACCEPTABLE);
 		keep_time_of_probe(s, side, other);
 	}
@@ -108,7 +108,7 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 	if (!(side->flags & SEGMENT_FORWARDED)) {
 		seq = within_window(s, seq, other);
 		/* Connection tracking has seen the question, and forgets a connection that does not answer. */
-		if ((marks(side) & SEGMENT_ASKED) && s->is_believed && is_pure_ack(s) && !s->copy)
+		if ((marks(side) & SEGMENT_ASKED) && s->is_acceptable && is_pure_ack(s) && !s->copy)
 			s->copy = COPY_ACK;
 	}
 	if (s->payload)
@@ -117,7 +117,7 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 	if (s->has_timestamp) {
 		translate_timestamp(s, flow, slot, from);
 		/* One that is out of order may be discarded yet. */
-		if (s->is_believed && end == high_seq(side))
+		if (s->is_acceptable && end == high_seq(side))
 			note_timestamp(&side->latest_timestamp, s->tsval);
 	}
 	return 1;

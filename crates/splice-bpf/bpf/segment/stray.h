@@ -97,14 +97,17 @@ static __always_inline void judge_stray(struct __sk_buff *skb, const struct firs
 	change_over = change_over_of(at.flow);
 	if (!change_over || !has_to_go_back(&s, side, other))
 		return;
-	/* User space attaches the program there: no socket may hear of more than it has sent (limit_ack_of_returned). */
+	/*
+	 * User space attaches the program there: no socket may get an acknowledgement of more than it has sent
+	 * (limit_ack_of_returned).
+	 */
 	if (is_stray)
 		change_over->side[at.side & 1].seen_device = is_in_frame(skb) ? skb->ifindex : 0;
 	hold(flow, at.flow, side, is_stray ? SEGMENT_STRAYED : SEGMENT_OPTIONED);
 }
 
 /*
- * The filter of a socket that sleeps: it hears resets only. In repair mode alone it would still
+ * The filter of a socket that sleeps: it receives resets only. In repair mode alone it would still
  * acknowledge and queue what arrives. One program for all, since each of their own would have to
  * be compiled, at 14 microseconds.
  */

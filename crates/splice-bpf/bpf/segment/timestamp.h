@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Timestamps (RFC 7323): where the clock stands that a peer is told, and how it goes on. */
+/* Timestamps (RFC 7323): where the clock stands that a peer sees, and how it goes on. */
 #ifndef SEGMENT_TIMESTAMP_H
 #define SEGMENT_TIMESTAMP_H
 
@@ -9,7 +9,7 @@
  * What lies further below timestamp_floor than this is an old duplicate, which the peer has to be
  * able to tell by its timestamp: no segment waits longer than this on its way through the relay.
  */
-#define FLOOR_REACH_NS (1000ULL * 1000 * 1000)
+#define TRANSIT_LIMIT_NS (1000ULL * 1000 * 1000)
 
 /*
  * By how much the clock that stands is ahead. A socket that paces writes into an acknowledgement the time at
@@ -20,7 +20,7 @@
 
 /*
  * The timestamp of all segments until the relay's own socket has nothing left to send: the time of the first one
- * in OVERLAP. What the socket sends and what goes past it take different ways. A peer drops a segment as an old
+ * in OVERLAP. What the socket sends and what is translated take different ways. A peer drops a segment as an old
  * duplicate (PAWS) when one with a later timestamp has overtaken it; equal timestamps cannot do that. When the
  * sockets are woken again, user space lets the clock stand where it has come to.
  *
@@ -63,7 +63,7 @@ static __always_inline __u32 shift_timestamp(const struct segment_side *side, __
 
 	tsval += (__u32)delta;
 	/* What was sent before the clock went on. */
-	return after(floor, tsval) && floor - tsval < FLOOR_REACH_NS / tick_ns ? floor : tsval;
+	return after(floor, tsval) && floor - tsval < TRANSIT_LIMIT_NS / tick_ns ? floor : tsval;
 }
 
 /* A receiver forgives one tick (TCP_PAWS_WINDOW in net/tcp.h). */
@@ -160,7 +160,7 @@ static __always_inline __u32 shift_zero(const struct segment_side *side, __u64 d
 
 /*
  * Once the socket is done, the sender's own clock goes on from where the clock stood; the difference is chosen
- * once, by a segment that is believed. Until then it stands.
+ * once, by a segment that is acceptable. Until then it stands.
  * @s: the segment, its numbers translated. @flow: its flow. @slot, @from: as for timestamp_floor().
  */
 static __always_inline void translate_timestamp(struct segment *s, struct segment_flow *flow,
@@ -171,7 +171,7 @@ static __always_inline void translate_timestamp(struct segment *s, struct segmen
 	__u64 back = READ_ONCE(other->timestamp_delta);
 	__u32 sent = s->tsval, echo = s->tsecr, latest;
 
-	if (!delta && s->is_believed && sent) {
+	if (!delta && s->is_acceptable && sent) {
 		__u64 choice = SEGMENT_TIMESTAMP_KNOWN | (__u32)(timestamp_floor(side, slot, from) - sent);
 
 		delta = __sync_val_compare_and_swap(&side->timestamp_delta, 0, choice) ?: choice;
@@ -182,7 +182,7 @@ static __always_inline void translate_timestamp(struct segment *s, struct segmen
 		s->tsval = sent ? shift_timestamp(side, delta, sent) : shift_zero(side, delta);
 	/* An echo of a clock that stands: 0 is an echo of nothing (RFC 7323). */
 	s->tsecr = back && echo ? echo - (__u32)back : 0;
-	if (!s->is_believed)
+	if (!s->is_acceptable)
 		return;
 	/* The receiver compares with the timestamp of what begins where it has acknowledged all, and that it echoes. */
 	if (sent && !after(s->seq, other->high_ack))

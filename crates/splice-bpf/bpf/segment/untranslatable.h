@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Segments that the program does not translate: in fragments, with IP options, or behind extension headers of IPv6.
+ * Segments that the program does not translate: in fragments, with IP options, or after extension headers of IPv6.
  * The stack puts fragments together, and a socket has no use for options. So a pair to which they come goes back to its
  * sockets. A forwarded connection has none.
  */

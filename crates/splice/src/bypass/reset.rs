@@ -3,22 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 
 use rustix::io::Errno;
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
-};
+use rustix::net::{AddressFamily, RecvFlags, recv};
+
+use crate::sock_diag::{ERROR, Subject, ask};
 
 /// `SOCK_DESTROY` of linux/sock_diag.h.
 const DESTROY: u16 = 21;
 
-/// `NLM_F_REQUEST | NLM_F_ACK` of linux/netlink.h.
-const FLAGS: u16 = 1 | 4;
-
-/// `NLMSG_ERROR`: the answer, also to what has succeeded.
-const ERROR: u16 = 2;
-
-/// `struct nlmsghdr` and `struct inet_diag_req_v2`.
-const REQUEST_BYTES: usize = 16 + 56;
+/// `NLM_F_ACK` of linux/netlink.h: an answer also to what has succeeded.
+const ACKNOWLEDGED: u16 = 4;
 
 /// Aborts a socket of this thread's network namespace: its owner gets `ECONNABORTED`, its peer a reset
 /// (`tcp_diag_destroy`, with `CONFIG_INET_DIAG_DESTROY`).
@@ -26,14 +19,16 @@ const REQUEST_BYTES: usize = 16 + 56;
 /// # Errors
 /// `EOPNOTSUPP` if the kernel cannot, `EPERM` without CAP_NET_ADMIN, `ENOENT` if it is gone.
 pub(super) fn reset(local: SocketAddr, remote: SocketAddr, cookie: u64) -> Result<(), Errno> {
-    let kernel = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(SOCK_DIAG),
-    )?;
-    bind(&kernel, &SocketAddrNetlink::new(0, 0))?;
-    send(&kernel, &request(local, remote, cookie), SendFlags::empty())?;
+    let subject = Subject {
+        family: match local {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        },
+        protocol: libc::IPPROTO_TCP as u8,
+        // Any.
+        states: u32::MAX,
+    };
+    let kernel = ask(DESTROY, ACKNOWLEDGED, subject, &id(local, remote, cookie))?;
     let mut answer = [0; 512];
     let (count, _) = recv(&kernel, &mut answer, RecvFlags::empty())?;
     let field = |at: usize| answer.get(at..at + 4).filter(|_| at + 4 <= count);
@@ -46,29 +41,18 @@ pub(super) fn reset(local: SocketAddr, remote: SocketAddr, cookie: u64) -> Resul
     }
 }
 
-fn request(local: SocketAddr, remote: SocketAddr, cookie: u64) -> Vec<u8> {
-    let family = match local {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let mut request = Vec::with_capacity(REQUEST_BYTES);
-    request.extend((REQUEST_BYTES as u32).to_ne_bytes());
-    request.extend(DESTROY.to_ne_bytes());
-    request.extend(FLAGS.to_ne_bytes());
-    // Its number and its sender's: there is one request.
-    request.extend([0; 8]);
-    request.extend([family.as_raw() as u8, libc::IPPROTO_TCP as u8, 0, 0]);
-    // In any state.
-    request.extend(u32::MAX.to_ne_bytes());
-    request.extend(local.port().to_be_bytes());
-    request.extend(remote.port().to_be_bytes());
-    request.extend(address(local.ip()));
-    request.extend(address(remote.ip()));
+/// A `struct inet_diag_sockid`.
+fn id(local: SocketAddr, remote: SocketAddr, cookie: u64) -> Vec<u8> {
+    let mut id = Vec::new();
+    id.extend(local.port().to_be_bytes());
+    id.extend(remote.port().to_be_bytes());
+    id.extend(address(local.ip()));
+    id.extend(address(remote.ip()));
     // On any device.
-    request.extend(0u32.to_ne_bytes());
-    request.extend((cookie as u32).to_ne_bytes());
-    request.extend(((cookie >> 32) as u32).to_ne_bytes());
-    request
+    id.extend(0u32.to_ne_bytes());
+    id.extend((cookie as u32).to_ne_bytes());
+    id.extend(((cookie >> 32) as u32).to_ne_bytes());
+    id
 }
 
 fn address(ip: IpAddr) -> [u8; 16] {

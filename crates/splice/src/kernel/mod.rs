@@ -21,7 +21,7 @@
 //!
 //! The two directions are independent. A direction reads up to its mark. At the mark it stops, with nothing in
 //! flight; the kernel moves what comes after. An engine that needs user space for a part (bytes that it left
-//! on the source, or an end of stream) moves the mark behind that part and asks for another pump with
+//! on the source, or an end of stream) moves the mark beyond that part and asks for another pump with
 //! [`Next::PUMP`].
 //!
 //! While every byte passes in the kernel, the engine asks for [`Watch::Ends`]. Then only an end of stream, an
@@ -160,7 +160,7 @@ pub(crate) struct Returned {
     pub(crate) moved_bytes: [u64; 2],
     /// The stream has ended, and its end was passed on.
     pub(crate) has_ended: [bool; 2],
-    /// The stream's sender has ended it, behind so many bytes that are still to be read; the socket will not tell.
+    /// The stream's sender has ended it, after so many bytes that are still to be read; the socket will not tell.
     pub(crate) ends_after_bytes: [Option<u64>; 2],
     pub(crate) refusal: Refusal,
     /// What remains in the kernel for a while.
@@ -255,7 +255,7 @@ pub(crate) trait KernelCounters: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Which streams have ended past the sockets, and their ends were acknowledged. User space's directions do not
+    /// Which streams have ended without the sockets, and their ends were acknowledged. User space's directions do not
     /// see that. The acknowledgement counts for [`moved_at`](Self::moved_at).
     fn ended_streams(&self) -> [bool; 2] {
         [false; 2]

@@ -3,27 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::io::Errno;
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
-};
+use rustix::net::{AddressFamily, RecvFlags, recv};
+
+use crate::sock_diag::{ERROR, HEADER_BYTES, Subject, ask};
 
 /// `SOCK_DIAG_BY_FAMILY` of linux/sock_diag.h.
 const BY_FAMILY: u16 = 20;
 
-/// `NLM_F_REQUEST | NLM_F_DUMP` of linux/netlink.h.
-const FLAGS: u16 = 1 | 0x300;
+/// `NLM_F_DUMP` of linux/netlink.h.
+const DUMP: u16 = 0x300;
 
-/// `NLMSG_ERROR` and `NLMSG_DONE`.
-const ERROR: u16 = 2;
+/// `NLMSG_DONE`.
 const DONE: u16 = 3;
 
 /// `TCP_TIME_WAIT` of `include/net/tcp_states.h`, as a bit: no process has the socket any more.
 const GONE: u32 = 1 << 6;
-
-/// `struct nlmsghdr`, and with `struct inet_diag_req_v2` behind it.
-const HEADER_BYTES: usize = 16;
-const REQUEST_BYTES: usize = HEADER_BYTES + 56;
 
 /// The kernel fills the reader's buffer, up to 32 KiB a message (`netlink_dump`).
 const BUFFER_BYTES: usize = 64 << 10;
@@ -52,14 +46,12 @@ fn look(
     protocol: u8,
     cookie: u64,
 ) -> Result<Option<(SocketAddr, SocketAddr)>, Errno> {
-    let kernel = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(SOCK_DIAG),
-    )?;
-    bind(&kernel, &SocketAddrNetlink::new(0, 0))?;
-    send(&kernel, &request(family, protocol), SendFlags::empty())?;
+    let subject = Subject {
+        family,
+        protocol,
+        states: !GONE,
+    };
+    let kernel = ask(BY_FAMILY, DUMP, subject, &[])?;
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let (count, _) = recv(&kernel, &mut buffer[..], RecvFlags::empty())?;
@@ -84,19 +76,6 @@ fn look(
             rest = rest.get(bytes.next_multiple_of(4)..).unwrap_or_default();
         }
     }
-}
-
-fn request(family: AddressFamily, protocol: u8) -> Vec<u8> {
-    let mut request = Vec::with_capacity(REQUEST_BYTES);
-    request.extend((REQUEST_BYTES as u32).to_ne_bytes());
-    request.extend(BY_FAMILY.to_ne_bytes());
-    request.extend(FLAGS.to_ne_bytes());
-    // Its number and its sender's: there is one request.
-    request.extend([0; 8]);
-    request.extend([family.as_raw() as u8, protocol, 0, 0]);
-    request.extend((!GONE).to_ne_bytes());
-    request.resize(REQUEST_BYTES, 0);
-    request
 }
 
 /// The cookie and the ends in a `struct inet_diag_msg`.

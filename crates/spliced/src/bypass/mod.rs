@@ -11,6 +11,7 @@
 mod capture;
 pub(crate) mod control_group;
 mod demo;
+mod own_group;
 mod pcapng;
 mod report;
 mod running;
@@ -29,6 +30,7 @@ use crate::signal::{Request, Signals};
 use crate::standard_output::print;
 
 pub(crate) use self::control_group::check as check_group;
+pub(crate) use self::own_group::OwnGroup;
 pub(crate) use self::running::{Group, Interrupted, Running};
 
 /// How long members may take to read what was redirected to them.

@@ -4,9 +4,8 @@ use std::net::{Ipv4Addr, TcpStream};
 
 use anyhow::Result;
 
+use crate::bypass::OwnGroup;
 use crate::own_network::{Namespace, connection};
-
-use super::bypassed::Group;
 
 /// The two networks of a demonstration, each with 24 bits: from RFC 5737, so that nobody takes them for real ones.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -54,8 +53,8 @@ impl Stage {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub(super) fn to_relay_in(&self, group: Option<&Group>) -> Result<(TcpStream, TcpStream)> {
-        let enter = || group.map_or(Ok(()), Group::enter);
+    pub(super) fn to_relay_in(&self, group: Option<&OwnGroup>) -> Result<(TcpStream, TcpStream)> {
+        let enter = || group.map_or(Ok(()), OwnGroup::enter_thread);
         match self {
             Self::Loopback => connection(Ipv4Addr::LOCALHOST, [None, None], &enter),
             Self::Namespaces { client, relay, .. } => {

@@ -103,10 +103,10 @@ fn bypassed(
     let (client, server) = stage.to_relay_in(Some(bypassed.group()))?;
     let places = vec![place("client", &client)?, place("server", &server)?];
     // It looks for their networks among those of the threads in its group.
-    let [group, same] = [(); 2].map(|()| bypassed.group().clone());
+    let [group, same] = [(); 2].map(|()| Arc::clone(bypassed.group()));
     let [one, other] = [(); 2].map(|()| Arc::clone(stage));
-    let enter_client = move || group.enter().and_then(|()| one.enter_client());
-    let enter_server = move || same.enter().and_then(|()| other.enter_relay());
+    let enter_client = move || group.enter_thread().and_then(|()| one.enter_client());
+    let enter_server = move || same.enter_thread().and_then(|()| other.enter_relay());
     let message = Message::within(client, server, enter_client, enter_server)?;
     loop {
         let before = bypassed.redirected();

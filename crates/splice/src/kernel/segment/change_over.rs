@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use super::Asked;
 use super::eligibility::{
-    NotedSegment, Obstacle, can_go_on, device, examine, has_ended, is_own, promised, was_seen,
+    NotedSegment, Obstacle, announced_edge, can_go_on, device, examine, has_ended, is_own, was_seen,
 };
 use super::translation::Translation;
 use crate::kernel::{Cause, Refusal};
@@ -55,9 +55,9 @@ const SEEN_WITHIN: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
 const BETWEEN_PROBES: Duration = Duration::from_millis(600);
 
-/// A silent peer may have been promised more than the other peer has room for, but no more than this: a
+/// More may have been announced to a silent peer than the other peer has room for, but no more than this: a
 /// connection's first window (`tcp_rmem[1]` leaves room for 64 KiB) and a half. To overrun the receiver it
-/// would have to send more than the receiver's whole window before it hears of that window.
+/// would have to send more than the receiver's whole window before it learns of that window.
 const FIRST_WINDOW_BYTES: i32 = 96 << 10;
 
 /// Silence of this length is no gap in a transfer.
@@ -266,7 +266,7 @@ impl ChangeOver {
         Progress::Copying(pause)
     }
 
-    /// How the sequence spaces lie to one another, before the program is told.
+    /// How the sequence spaces lie to one another, before the program knows.
     pub(super) fn prepare_overlap(&mut self, translation: &Translation) {
         self.seq_delta = translation.sides.map(|side| side.seq_delta);
     }
@@ -289,8 +289,8 @@ impl ChangeOver {
     }
 
     /// Where the side's stream bypasses the sockets from the start of Overlap, if it does: it is empty, and
-    /// its peer, which is silent, was not promised much more than the other peer has room for.
-    pub(super) fn border_at_once(
+    /// not much more was announced to its peer, which is silent, than the other peer has room for.
+    pub(super) fn takeover_seq_at_once(
         &self,
         translation: &Translation,
         found: &SegmentInspection,
@@ -302,14 +302,16 @@ impl ChangeOver {
             .edge
             .wrapping_sub(self.seq_delta[from]);
         let room = edge.wrapping_sub(near.rcv_nxt).cast_signed();
-        let promised = promised(near).wrapping_sub(near.rcv_nxt).cast_signed();
-        let is_safe = promised <= room.max(FIRST_WINDOW_BYTES);
+        let announced = announced_edge(near)
+            .wrapping_sub(near.rcv_nxt)
+            .cast_signed();
+        let is_safe = announced <= room.max(FIRST_WINDOW_BYTES);
         (is_safe && self.is_empty(found, stream, from)).then_some(near.rcv_nxt)
     }
 
     /// Where the side's stream, which goes through the sockets, begins to bypass them, if it does: it is empty,
     /// and has been for a while.
-    pub(super) fn border_when_idle(
+    pub(super) fn takeover_seq_when_idle(
         &mut self,
         found: &SegmentInspection,
         stream: Stream,
@@ -359,7 +361,7 @@ impl ChangeOver {
         Progress::Spliced(SHORTEST_PAUSE)
     }
 
-    /// Both streams have ended past the sockets, which sleep now. `found` is missing where the kernel did
+    /// Both streams have ended without the sockets, which sleep now. `found` is missing where the kernel did
     /// not answer.
     pub(super) fn end_in_overlap(&mut self, found: Option<&SegmentInspection>) {
         self.phase = Phase::Spliced;

@@ -36,7 +36,7 @@ impl KernelCounters for SegmentCounters {
         let Some(flow) = self.flow() else {
             return [0; 2];
         };
-        [0, 1].map(|side| flow.past_sockets(side))
+        [0, 1].map(|side| flow.moved_bytes(side))
     }
 
     fn moved_at(&self, now: Instant) -> Option<Instant> {

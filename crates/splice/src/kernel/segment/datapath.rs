@@ -2,20 +2,22 @@
 
 pub(crate) mod absence;
 mod attachment;
-mod before;
-mod behind;
 mod brief_socket;
 pub(crate) mod counts;
 mod failure;
+mod following;
+mod forwarded;
 mod handle;
 mod per_namespace;
+mod preceding;
+#[cfg(test)]
+mod probe;
 mod room;
 mod watch;
 mod watched;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -27,11 +29,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 pub(super) use self::attachment::Attached;
 use self::attachment::{AttachState, Attachment};
-use self::before::Preceding;
-use self::behind::Behind;
 pub(super) use self::failure::Failure;
+use self::following::Following;
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
+use self::preceding::Preceding;
 use self::watched::Watched;
 use super::calls::Calls;
 use super::flow_slots::{FlowSlots, Offer};
@@ -46,8 +48,8 @@ use splice_base::reserve::Reserve;
 use splice_base::shortage::is_shortage;
 use splice_bpf::types::segment_state as state;
 use splice_bpf::types::{
-    SegmentChangeOver, SegmentCold, SegmentEnd, SegmentFlow, SegmentGate, SegmentInspection,
-    SegmentListener, SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
+    SegmentChangeOver, SegmentCold, SegmentFlow, SegmentGate, SegmentInspection, SegmentOrigin,
+    SegmentPlace, SegmentTuple,
 };
 use splice_bpf::{
     AttachMode, Claimed, ForeignPrograms, Map, Program, SharedArray, clock, load, objects,
@@ -253,7 +255,7 @@ impl Datapath {
         })
     }
 
-    /// Where pairs are told of that go back for what a peer or its path does.
+    /// Where pairs are reported that go back for what a peer or its path does.
     pub(super) fn returns(&self) -> &Returns {
         &self.returns
     }
@@ -301,7 +303,7 @@ impl Datapath {
     /// Why they cannot be watched.
     pub(super) fn firewall(self: &Arc<Self>) -> std::result::Result<Arc<Firewall>, Failure> {
         self.firewall.get(|| {
-            let behind = Behind {
+            let following = Following {
                 own: self
                     .ingress
                     .id()
@@ -318,7 +320,7 @@ impl Datapath {
                 }
             };
             Firewall::watch(
-                Box::new(move |device| behind.first(device)),
+                Box::new(move |device| following.first(device)),
                 Box::new(look_around),
             )
         })
@@ -356,95 +358,6 @@ impl Datapath {
     /// The filter of sockets that sleep.
     pub(super) fn asleep(&self) -> &Program {
         &self.asleep
-    }
-
-    /// Attaches from now on as on a kernel without tcx.
-    #[cfg(test)]
-    pub(super) fn attach_by_clsact(&self) {
-        *self.mode.lock().expect("whole") = AttachMode::Clsact;
-    }
-
-    /// Detaches from all devices; returns which.
-    #[cfg(test)]
-    pub(super) fn detach_all(&self) -> Vec<u32> {
-        self.table()
-            .devices
-            .drain()
-            .map(|(device, _)| device)
-            .collect()
-    }
-
-    /// From now on has room for so many more flows only.
-    #[cfg(test)]
-    pub(super) fn keep_slots(&self, count: usize) {
-        self.table().slots.keep_free(count);
-    }
-
-    #[cfg(test)]
-    pub(super) fn entries(&self) -> usize {
-        let table = self.table();
-        assert_eq!(table.owners.len(), self.tuples.count());
-        table.owners.len()
-    }
-
-    /// How many bytes of payload were translated, retransmissions included. A slot keeps its counts until
-    /// it is used again, which is after all others.
-    #[cfg(test)]
-    pub(super) fn translated_bytes(&self) -> u64 {
-        let flows = (0..self.flows.len()).map(|slot| self.flows.at(slot));
-        let both = flows.flat_map(|flow| &flow.payload_bytes);
-        both.map(|bytes| bytes.load(Relaxed)).sum()
-    }
-
-    /// What it has counted.
-    #[cfg(test)]
-    pub(super) fn own_counts(&self) -> Vec<u64> {
-        self.counts.counters().expect("counters")
-    }
-
-    #[cfg(test)]
-    pub(super) fn tuples(&self) -> Vec<SegmentTuple> {
-        self.table().owners.keys().copied().collect()
-    }
-
-    /// Runs the program on a packet that never was on a wire.
-    #[cfg(test)]
-    pub(super) fn feed(&self, packet: &[u8]) -> std::result::Result<i32, Errno> {
-        self.feed_on(1, packet)
-    }
-
-    /// The same, as if it came in on a device.
-    #[cfg(test)]
-    pub(super) fn feed_on(&self, device: u32, packet: &[u8]) -> std::result::Result<i32, Errno> {
-        let (verdict, _) = self.ingress.run_on(packet, device, false)?;
-        Ok(verdict)
-    }
-
-    /// The same, and what the packet becomes.
-    #[cfg(test)]
-    pub(super) fn feed_through(
-        &self,
-        device: u32,
-        packet: &[u8],
-    ) -> std::result::Result<(i32, Vec<u8>), Errno> {
-        self.ingress.run_on(packet, device, false)
-    }
-
-    /// As if that device had computed its checksum (CHECKSUM_COMPLETE); see `run_on`.
-    #[cfg(test)]
-    pub(super) fn feed_summed_up(
-        &self,
-        device: u32,
-        packet: &[u8],
-    ) -> std::result::Result<(i32, Vec<u8>), Errno> {
-        self.ingress.run_on(packet, device, true)
-    }
-
-    /// As if a socket of this host had sent it; what leaves then.
-    #[cfg(test)]
-    pub(super) fn feed_out(&self, packet: &[u8]) -> std::result::Result<Vec<u8>, Errno> {
-        let (_, left) = self.egress.run_on(packet, LOOPBACK, false)?;
-        Ok(left)
     }
 
     /// A slot for a flow, and its serial number; `None` when there is none.
@@ -529,72 +442,6 @@ impl Datapath {
 
     pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {
         self.flows.at(slot as usize)
-    }
-
-    /// The slots that are not of pairs.
-    pub(super) fn forward_slots(&self) -> Range<u32> {
-        PAIRS..self.flows.len() as u32
-    }
-
-    pub(super) fn most_origins(&self) -> usize {
-        self.origins.len()
-    }
-
-    pub(super) fn origin(&self, index: u32) -> &SegmentOrigin {
-        self.origins.at(index as usize)
-    }
-
-    /// Lets connections that are forwarded come in on a device.
-    pub(super) fn admit_device(&self, device: u32) -> std::result::Result<(), Errno> {
-        self.devices.update(&device, &device)
-    }
-
-    pub(super) fn dismiss_device(&self, device: u32) {
-        self.devices.remove(&device);
-    }
-
-    /// One of the places where slots of free ports stand.
-    pub(super) fn free_slot(&self, at: u32) -> &AtomicU64 {
-        self.free.at(at as usize)
-    }
-
-    /// Lets segments of a server find its origin.
-    pub(super) fn lead(&self, origin: u32, route: &SegmentRoute) -> std::result::Result<(), Errno> {
-        self.routes.update(route, &origin)
-    }
-
-    pub(super) fn unlead(&self, route: &SegmentRoute) {
-        self.routes.remove(route);
-    }
-
-    /// Forwards what connects to an address from now on.
-    pub(super) fn listen(
-        &self,
-        end: &SegmentEnd,
-        listener: &SegmentListener,
-    ) -> std::result::Result<(), Errno> {
-        self.listeners.update(end, listener)?;
-        // What is left of connections outlives their listener.
-        self.gate.at(0).forwards.store(1, Relaxed);
-        Ok(())
-    }
-
-    /// Notes an address of this host.
-    pub(super) fn know(
-        &self,
-        end: &SegmentEnd,
-        listener: &SegmentListener,
-    ) -> std::result::Result<(), Errno> {
-        self.listeners.update(end, listener)
-    }
-
-    pub(super) fn unlisten(&self, end: &SegmentEnd) {
-        self.listeners.remove(end);
-    }
-
-    /// Takes forwarded connections that are over out of the table.
-    pub(super) fn release(&self, released: &SegmentReleased) -> std::result::Result<(), Errno> {
-        self.release.run(released).map(drop)
     }
 }
 

@@ -252,15 +252,15 @@ fn mss_of_peer(found: &SegmentInspection, side: Side) -> u32 {
     handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss.into()))
 }
 
-/// The end of the window that a socket has announced to its peer.
-pub(super) fn promised(socket: &SegmentSocket) -> u32 {
+/// The right edge of the window that a socket has announced to its peer.
+pub(super) fn announced_edge(socket: &SegmentSocket) -> u32 {
     socket.rcv_wup.wrapping_add(socket.rcv_wnd)
 }
 
 /// The SYN of this connection, if the program saw it.
 fn handshake(found: &SegmentInspection, side: usize) -> Option<&SegmentSeen> {
     let (socket, seen) = (&found.socket[side], &found.seen[side]);
-    // The stream begins behind the SYN's number; a FIN may follow the stream.
+    // The stream begins after the SYN's number; a FIN may follow the stream.
     let begins = seen.seq.wrapping_add(1);
     let is_this = seen.device == device(socket)
         && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;

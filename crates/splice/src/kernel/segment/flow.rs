@@ -10,6 +10,8 @@
 //!
 //! The states and who changes them are in `bpf/segment/shared.h`.
 
+mod streams;
+
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 use std::sync::{Arc, OnceLock};
@@ -34,7 +36,7 @@ const OWNER_SILENT: Duration = Duration::from_secs(10);
 pub(super) const TIME_WAIT: Duration = Duration::from_millis(3200);
 
 /// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
-/// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
+/// accepts as late (`TRANSIT_LIMIT_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
 
 /// A flow and its slot. Dropping it ends the translation at once.
@@ -83,7 +85,7 @@ impl Flow {
         for (side, scale) in entry.side.iter().zip(scales) {
             side.clear();
             side.window_left.store(scale, Relaxed);
-            side.hear(now_ns());
+            side.note_accepted(now_ns());
         }
         for socket in flow.change_over() {
             socket.clear();
@@ -158,10 +160,14 @@ impl Flow {
                 byte.store(value, Relaxed);
             }
             socket.clock.store(plan.clock, Relaxed);
-            side.promised.store(plan.promised, Relaxed);
-            socket.room_end.store(plan.promised, Relaxed);
-            socket.cut.store(plan.cut, Relaxed);
-            socket.border.store(plan.cut, Relaxed);
+            side.announced_edge.store(plan.announced_edge, Relaxed);
+            socket.current_edge.store(plan.announced_edge, Relaxed);
+            socket
+                .acknowledged_by_socket
+                .store(plan.acknowledged_by_socket, Relaxed);
+            socket
+                .takeover_seq
+                .store(plan.acknowledged_by_socket, Relaxed);
             socket.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
             side.raise_recent_timestamp(plan.recent_timestamp, now_ns());
@@ -170,7 +176,7 @@ impl Flow {
             // What the program noted may be newer, or forged.
             side.high_ack.store(plan.high_ack, Relaxed);
             side.edge.store(plan.edge, Relaxed);
-            side.begin_reach(plan.high_seq);
+            side.begin_high_seq(plan.high_seq);
         }
         self.wake();
         self.renew();
@@ -183,53 +189,25 @@ impl Flow {
     /// a peer may send were forged or damaged. Nobody would ever acknowledge them, and a stream that goes
     /// through the sockets would wait for that.
     pub(super) fn catch_up(&self, found: &SegmentInspection) {
-        let have_left = [0, 1].map(|side| self.has_left_sockets(side));
+        let are_distant = [0, 1].map(|side| self.is_distant(side));
         for (at, socket) in found.socket.iter().enumerate() {
             let (side, own) = (self.side(at), &self.change_over()[at]);
-            if !have_left[at] {
+            if !are_distant[at] {
                 side.raise_high_seq(socket.rcv_nxt);
                 // A FIN takes one more.
-                side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
+                side.bound_high_seq(
+                    side.announced_edge.load(Relaxed).wrapping_add(1),
+                    socket.rcv_nxt,
+                );
                 // The last ACK that the socket sent, in case the program missed it.
-                raise(&own.cut, socket.rcv_wup);
+                raise(&own.acknowledged_by_socket, socket.rcv_wup);
             }
-            if !have_left[1 - at] {
+            if !are_distant[1 - at] {
                 raise(&side.high_ack, socket.snd_una);
                 raise(&side.edge, socket.snd_una.wrapping_add(socket.snd_wnd));
                 raise(&own.sent, socket.snd_nxt);
             }
         }
-    }
-
-    /// The window that the socket announced ends at `end` or later.
-    pub(super) fn promise(&self, side: usize, end: u32) {
-        raise(&self.side(side).promised, end);
-    }
-
-    /// This side's stream bypasses the sockets.
-    pub(super) fn is_past(&self, side: usize) -> bool {
-        self.marks(side) & mark::PAST != 0
-    }
-
-    /// Lets this side's stream bypass the sockets from `border` on, unless more of it has arrived.
-    pub(super) fn let_past(&self, side: usize, border: u32) {
-        raise(&self.change_over()[side].border, border);
-        let side = self.side(side);
-        let past = |reach: u64| {
-            (reach as u32 == border).then_some(reach | u64::from(mark::PAST) << u32::BITS)
-        };
-        // It fails if more has arrived.
-        let _ = side.reach.fetch_update(SeqCst, SeqCst, past);
-    }
-
-    /// This side's stream ended at `end`, and its FIN was acknowledged.
-    pub(super) fn end(&self, side: usize, end: u32) {
-        self.side(side).end_reach(end);
-    }
-
-    /// The sockets have delivered this side's stream up to `end`.
-    pub(super) fn cut(&self, side: usize, end: u32) {
-        raise(&self.change_over()[side].cut, end);
     }
 
     /// Returns to Overlap: the sockets have something to deliver.
@@ -288,22 +266,22 @@ impl Flow {
 
     /// The owner looks at the flow. If it was silent for too long, the sockets have sent segments of their own
     /// with later timestamps. If the clock stayed where it was stopped, their peers would drop all segments.
-    pub(super) fn look(&self, promised: [u32; 2]) {
+    pub(super) fn look(&self, announced_edges: [u32; 2]) {
         let entry = self.entry();
         let now = now_ns();
         // Half of the time, since the deadline may pass at this moment.
         let soon = now + OWNER_SILENT.as_nanos() as u64 / 2;
         if entry.deadline_ns.load(Relaxed) < soon {
             let sides = entry.side.iter().zip(self.change_over());
-            for (at, ((side, socket), promised)) in sides.zip(promised).enumerate() {
+            for (at, ((side, socket), announced_edge)) in sides.zip(announced_edges).enumerate() {
                 if side.timestamp_floor.load(Relaxed) != 0 {
                     raise(
                         &side.timestamp_floor,
                         side.standing_at(now, socket.clock.load(Relaxed)),
                     );
                 }
-                if !self.has_left_sockets(at) {
-                    raise(&side.promised, promised);
+                if !self.is_distant(at) {
+                    raise(&side.announced_edge, announced_edge);
                 }
             }
         }
@@ -424,32 +402,6 @@ impl Flow {
     /// This side's peer has reset the connection.
     pub(super) fn reset_by(&self, side: usize) {
         self.side(side).add_mark(mark::RST);
-    }
-
-    /// Each peer has acknowledged the other's stream and its end.
-    pub(super) fn is_all_acknowledged(&self) -> bool {
-        (0..2).all(|side| self.marks(side) & mark::FIN_ACKED != 0)
-    }
-
-    /// How many bytes of this side's stream bypassed the sockets and were acknowledged.
-    pub(super) fn past_sockets(&self, side: usize) -> u64 {
-        let next_byte = self.next_byte[side].load(Relaxed);
-        if !self.is_past(side) {
-            return 0;
-        }
-        let (entry, socket) = (self.side(side), &self.change_over()[side]);
-        let acked = entry.acked.load(Relaxed);
-        let [cut, border] =
-            [&socket.cut, &socket.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
-        let by_sockets = cut.max(border);
-        let past = (acked - u64::from(next_byte)).saturating_sub(by_sockets.into());
-        past.saturating_sub(entry.has_acknowledged_end().into())
-    }
-
-    /// Whether this side's stream has left the sockets so far behind that nothing of what these know of it counts any more.
-    /// Their numbers even seem to lie ahead once two gigabytes have passed.
-    pub(super) fn has_left_sockets(&self, side: usize) -> bool {
-        self.marks(side) & mark::DISTANT != 0
     }
 
     /// Ends the translation.

@@ -10,7 +10,7 @@
 //!    └────▶ Overlap
 //! ```
 //!
-//! Of a stream that goes past the sockets, nobody here has what is under way. One socket claims to have received what
+//! Of a stream that is taken over, nobody here has what is under way. One socket claims to have received what
 //! the other peer has acknowledged, and the other to have sent it; the peer sends the rest again. A stream that has not
 //! left the sockets goes on where it is, with what they hold of it (`leftover.rs`).
 
@@ -42,7 +42,7 @@ use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as
 /// How soon to look again for the end of a wait, should its call get lost.
 const LOOKS_EVERY: Duration = Duration::from_millis(200);
 
-/// How long a socket waits for an end of stream that its peer has sent past it: as long as a flow that is over translates
+/// How long a socket waits for an end of stream that its peer has sent without it: as long as a flow that is over translates
 /// retransmissions.
 const FIN_WAIT: Duration = Duration::from_secs(3);
 
@@ -76,7 +76,7 @@ impl Segment {
         }
         let strays = [0, 1].map(|side| flow.strays_to(side));
         for device in strays.into_iter().flatten() {
-            // Where it cannot be attached, a socket waits until the other peer has sent again what went past it.
+            // Where it cannot be attached, a socket waits until the other peer has sent again what was translated.
             if self.awaits_program(device, pair.now) {
                 return Turn::Holds(Next::ASLEEP.until(pair.now + SHORTEST_PAUSE));
             }
@@ -115,7 +115,7 @@ impl Segment {
         let found = self.datapath.inspect(flow.tuples()).ok();
         let found = found.filter(|found| self.change_over.finds_both(found));
         if found.is_none() && self.change_over.phase() == Phase::Spliced {
-            // It was reset, of which the pair hears by its own event.
+            // It was reset, which the pair learns by its own event.
             return Turn::Holds(Next::ASLEEP.until(pair.now + LOOKS_EVERY));
         }
         // In Overlap it may have ended in order, and the other one still has to deliver its stream.
@@ -131,7 +131,7 @@ impl Segment {
             return Turn::Holds(Next::PUMP);
         };
         let has_ended = [0, 1].map(|from| match ways[from] {
-            Way::PastSockets => flow.has_ended(from) || streams[from].has_ended,
+            Way::TakenOver => flow.has_ended(from) || streams[from].has_ended,
             Way::BySockets => streams[from].has_ended,
         });
         let leftover = match leftover::of(flow, pair.ends, &found, ways, has_ended) {
@@ -169,7 +169,7 @@ impl Segment {
                 let _ = repair::expect_no_end(end, FIN_WAIT);
             }
             if has_ended[side.other().index()] {
-                // It fails only if the peer has reset the connection, of which the pair hears by its own event.
+                // It fails only if the peer has reset the connection, which the pair learns by its own event.
                 let _ = end.end_stream();
             }
         }
@@ -209,7 +209,7 @@ impl Segment {
                 let why = format!("{}'s segments {how}", self.asked.peers.of(side));
                 Cause::Network.because(why)
             })
-            // First: where the program comes first then, others count as filters behind it.
+            // First: where the program comes first then, others count as filters after it.
             .or_else(|| self.why_not_seen())
             .or_else(|| self.why_not_bypassing())
     }
@@ -224,7 +224,7 @@ impl Segment {
     ) -> Option<[Way; 2]> {
         if self.change_over.phase() == Phase::Spliced {
             let sleepers = self.change_over.look_at_sleepers(found, false, now);
-            return (sleepers != Asleep::Late).then_some([Way::PastSockets; 2]);
+            return (sleepers != Asleep::Late).then_some([Way::TakenOver; 2]);
         }
         let [one, other] = [0, 1].map(|from| Way::of(flow, found, streams[from], from));
         Some([one?, other?])
@@ -239,7 +239,7 @@ impl Segment {
         self.datapath.may_take_up(&local, &peer, is_transparent)
     }
 
-    /// Connection tracking has seen nothing of what went past the sockets, and would call what comes now invalid.
+    /// Connection tracking has seen nothing of what was translated, and would call what comes now invalid.
     fn let_pass(&self, flow: &Flow) {
         let is_tracked = flow.is_tracked();
         if is_tracked == [false; 2] {
@@ -351,7 +351,7 @@ fn take_up(
             distance(leftover.send_next, stands.window_end),
             stands.largest_window,
         ],
-        room: distance(leftover.receive_next, stands.room_end),
+        room: distance(leftover.receive_next, stands.announced_edge),
     };
     let mut tries = 0..TRIES;
     loop {

@@ -9,21 +9,21 @@ use crate::endpoint::Endpoint;
 use crate::kernel::tcp_state;
 use crate::outcome::Side;
 use splice_base::repair::{self, Repair};
-use splice_bpf::sequence::{distance, is_behind};
+use splice_bpf::sequence::{distance, is_before};
 use splice_bpf::types::SegmentInspection;
 
 /// How a stream goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// From where its receiver is: nothing of it is left here that the receiver has not got.
-    PastSockets,
+    TakenOver,
     /// From where the sockets are, which hold what comes next.
     BySockets,
 }
 
 impl Way {
     /// That of side `from`'s stream in Overlap. `None` while it cannot go on: the sockets or user space have bytes that
-    /// went past them as well.
+    /// were translated as well.
     pub(super) fn of(
         flow: &Flow,
         found: &SegmentInspection,
@@ -32,10 +32,10 @@ impl Way {
     ) -> Option<Self> {
         let (near, far) = (&found.socket[from], &found.socket[1 - from]);
         let acknowledged = flow.standing(1 - from).acknowledged;
-        let has_all = || flow.has_left_sockets(from) || !is_behind(acknowledged, far.write_seq);
-        if flow.is_past(from) && has_all() {
+        let has_all = || flow.is_distant(from) || !is_before(acknowledged, far.write_seq);
+        if flow.is_taken_over(from) && has_all() {
             let is_empty = stream.in_flight_bytes == 0 && near.copied_seq == near.rcv_nxt;
-            return is_empty.then_some(Self::PastSockets);
+            return is_empty.then_some(Self::TakenOver);
         }
         Some(Self::BySockets)
     }

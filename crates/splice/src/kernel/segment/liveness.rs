@@ -1,7 +1,7 @@
 //! When a peer that has fallen silent is given up, as the relay's socket would give it up.
 //!
 //! ```text
-//!                 heard                    heard
+//!               accepted                 accepted
 //!            ┌─────────────┐    ┌───────────────────────────┐
 //!            ▼             │    ▼                           │
 //! silence begins ──wait──▶ asked ──no answer, asked again──▶ ... ──no answer──▶ given up
@@ -57,9 +57,9 @@ impl Silence {
     /// That of one peer of a flow, at `now_ns`.
     pub(super) fn of(flow: &SegmentFlow, peer: usize, now_ns: u64) -> Self {
         let (side, other) = (&flow.side[peer], &flow.side[1 - peer]);
-        let begun = [&side.heard, &other.waiting].map(|at| at.load(Relaxed));
+        let begun = [&side.accepted_at, &other.waiting].map(|at| at.load(Relaxed));
         let heard = side.silent_for(now_ns);
-        // What stands behind a gap may be forged. Whoever has sent it, and what is missing before it, sends that again.
+        // What stands after a gap may be forged. Whoever has sent it, and what is missing before it, sends that again.
         let is_made_up = other.marks() & mark::GAP != 0 && other.silent_for(now_ns) >= heard;
         let awaited = other.waits_for(now_ns).filter(|_| !is_made_up);
         // The last acknowledgement of such a pair has not been seen, or one of the ends was a forged one.

@@ -13,9 +13,9 @@
 //! place in the receiver's sequence space, whichever way it travels.
 //!
 //! In Overlap the program sends a stream through the sockets until nothing of it is under way; then the stream
-//! bypasses them. The window stops a sender in full flow: the program lets the sockets promise no more than
-//! they had promised before. The sender reaches the end of that, and the relay delivers what it has. The
-//! acknowledgement of the last byte carries the window of the other peer. The earlier promise may be larger
+//! bypasses them. The window stops a sender in full flow: the program lets the sockets announce no window
+//! beyond the one before. The sender reaches the end of that, and the relay delivers what it has. The
+//! acknowledgement of the last byte carries the window of the other peer. The earlier window may be larger
 //! than that window; the other peer would drop what lies beyond it, so those bytes go through the sockets.
 
 mod admission;
@@ -176,7 +176,7 @@ impl Segment {
     fn reset_both(&self, flow: &Flow) {
         let seq_ack = [0, 1].map(|side| {
             let (near, far) = (flow.side(side), flow.side(1 - side));
-            let seq = if flow.is_past(1 - side) {
+            let seq = if flow.is_taken_over(1 - side) {
                 let past = far.high_seq();
                 past.wrapping_add(far.seq_delta.load(Relaxed))
             } else {

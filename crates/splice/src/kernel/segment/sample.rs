@@ -15,7 +15,7 @@ pub(super) const RECEIVED_BYTES: u32 = 5_000;
 /// one has received, and the peers have acknowledged it.
 pub(super) fn pair() -> SegmentInspection {
     let received = [0x1000_0000, 0x2000_0000].map(|first: u32| first + RECEIVED_BYTES);
-    // Behind the end of the sequence space, so that the offset wraps.
+    // Beyond the end of the sequence space, so that the offset wraps.
     let written = [0xffff_f000, 0x9000_0000_u32].map(|first| first.wrapping_add(RECEIVED_BYTES));
     let socket = |side: usize| {
         SegmentSocket {

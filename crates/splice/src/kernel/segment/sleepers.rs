@@ -1,4 +1,4 @@
-//! Whether the peers of a pair are there, and what its sockets still hear that sleep.
+//! Whether the peers of a pair are there, and what its sockets still get that sleep.
 
 use std::time::{Duration, Instant};
 
@@ -121,12 +121,12 @@ impl Peers {
         let mut pause = LONGEST_OVERLAP_PAUSE;
         for side in Side::BOTH {
             let at = side.index();
-            if flow.is_past(side.other().index()) {
+            if flow.is_taken_over(side.other().index()) {
                 pause = pause.min(self.bears_no_room(flow, side, now)?);
             }
             let silence = flow.silence_of(at).without_ends();
             let can_ask = found.socket[at].state == tcp_state::ESTABLISHED;
-            if !silence.is_awaited || !flow.is_past(side.other().index()) || !can_ask {
+            if !silence.is_awaited || !flow.is_taken_over(side.other().index()) || !can_ask {
                 continue;
             }
             let patience = self.timeouts[at].patience(retries);

@@ -7,11 +7,11 @@ use super::flow::{Flow, timestamp_ahead};
 use super::sockets::addresses_of;
 use crate::kernel::tcp_state::LISTEN;
 use crate::outcome::Side;
-use splice_bpf::sequence::{self, is_behind};
+use splice_bpf::sequence::{self, is_before};
 use splice_bpf::types::{SegmentInspection, SegmentSocket};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
-/// Where a connection stands that its socket is to take up again, by what went past the sockets; numbers as its peer
+/// Where a connection stands that its socket is to take up again, by what was translated; numbers as its peer
 /// counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
@@ -22,9 +22,9 @@ pub(super) struct Standing {
     /// Where the window ends that the peer has announced, and the most bytes that it ever was.
     pub(super) window_end: u32,
     pub(super) largest_window: u32,
-    /// Where the room ends that the peer was told of. It may have sent all of that already, and a socket that has
-    /// announced less discards whatever comes from behind its window, acknowledgements as well.
-    pub(super) room_end: u32,
+    /// The right edge that was announced to the peer. It may have sent all of that already, and a socket that has
+    /// announced less discards whatever comes from beyond its window, acknowledgements as well.
+    pub(super) announced_edge: u32,
     /// One that no timestamp which the peer has got has reached; 0: none is known.
     pub(super) timestamp: u32,
     pub(super) in_microseconds: bool,
@@ -39,7 +39,7 @@ impl Flow {
         }
     }
 
-    /// Whether what this side's peer sends past the sockets gets lost.
+    /// Whether the translated segments of this side's peer get lost.
     pub(super) fn close(&self, side: usize, is_closed: bool) {
         if (self.marks(side) & mark::CLOSED != 0) == is_closed {
             return;
@@ -52,7 +52,7 @@ impl Flow {
         }
     }
 
-    /// What one of the peers sends past the sockets gets lost.
+    /// The translated segments of one of the peers get lost.
     pub(super) fn loses_segments(&self) -> bool {
         (0..2).any(|side| self.marks(side) & mark::CLOSED != 0)
     }
@@ -61,7 +61,7 @@ impl Flow {
         self.entry().state.load(Acquire) == state::HELD
     }
 
-    /// Nothing of it goes past its sockets, now or any more.
+    /// Nothing of it is translated, now or any more.
     pub(super) fn goes_back(&self) -> bool {
         matches!(
             self.entry().state.load(Acquire),
@@ -91,7 +91,7 @@ impl Flow {
         (self.marks(side) & mark::STRAYED != 0 && device != 0).then_some(device)
     }
 
-    /// This side's stream has ended past the sockets, or by them, and the other peer has acknowledged that.
+    /// This side's stream has ended without the sockets, or by them, and the other peer has acknowledged that.
     pub(super) fn has_ended(&self, side: usize) -> bool {
         self.marks(side) & mark::FIN_ACKED != 0
     }
@@ -100,24 +100,27 @@ impl Flow {
     /// will send again.
     pub(super) fn standing(&self, side: usize) -> Standing {
         let [near, far] = [self.side(side), self.side(1 - side)];
-        // By the same mark as the other socket's `acknowledged`. What the program has not heard was acknowledged by the
+        // By the same mark as the other socket's `acknowledged`. What the program has not seen was acknowledged by the
         // sockets.
         let delta = near.seq_delta.load(Relaxed);
         let mut receive_next = far.high_ack.load(Relaxed).wrapping_sub(delta);
-        if !self.has_left_sockets(side) {
-            let cut = self.change_over()[side].cut.load(Relaxed);
-            receive_next = sequence::later(receive_next, cut);
+        if !self.is_distant(side) {
+            let acknowledged = self.change_over()[side]
+                .acknowledged_by_socket
+                .load(Relaxed);
+            receive_next = sequence::later(receive_next, acknowledged);
         }
-        let mut room_end = near.promised.load(Relaxed);
-        if self.is_past(side) {
-            room_end = sequence::later(room_end, far.edge.load(Relaxed).wrapping_sub(delta));
+        let mut announced_edge = near.announced_edge.load(Relaxed);
+        if self.is_taken_over(side) {
+            announced_edge =
+                sequence::later(announced_edge, far.edge.load(Relaxed).wrapping_sub(delta));
         }
         Standing {
             acknowledged: near.high_ack.load(Relaxed),
             receive_next,
             window_end: near.edge.load(Relaxed),
             largest_window: near.largest_window.load(Relaxed),
-            room_end,
+            announced_edge,
             timestamp: timestamp_ahead(far),
             in_microseconds: far.ticks_in_microseconds(),
         }
@@ -148,8 +151,8 @@ impl Flow {
         far.high_seq().wrapping_add(far.seq_delta.load(Relaxed))
     }
 
-    /// Both sockets know that their peers have all that these can have got past them, or have sent it before they went. A
-    /// peer that is gone answers what it gets once more with a reset, which must not end the pair
+    /// Both sockets know that their peers have all that these can have received without them, or have sent it before they
+    /// went. A peer that is gone answers what it gets once more with a reset, which must not end the pair
     /// (`bpf/segment/returned.h`).
     pub(super) fn has_caught_up(&self, found: &SegmentInspection) -> bool {
         (0..2).all(|side| {
@@ -158,7 +161,7 @@ impl Flow {
                 true => self.change_over()[side].sent.load(Relaxed),
                 false => socket.snd_una,
             };
-            !is_behind(stands, self.got_by(side))
+            !is_before(stands, self.got_by(side))
         })
     }
 }

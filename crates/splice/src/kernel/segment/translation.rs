@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::eligibility::{ARPHRD_LOOPBACK, promised};
+use super::eligibility::{ARPHRD_LOOPBACK, announced_edge};
 use splice_bpf::types::{SegmentInspection, SegmentTuple};
 use splice_bpf::types::{segment_flag as flag, segment_socket_flag as has};
 
@@ -26,8 +26,8 @@ pub(super) struct SideTranslation {
     pub(super) own_scale: u8,
     pub(super) clock: u32,
     /// The end of the window that the relay's socket has announced.
-    pub(super) promised: u32,
-    pub(super) cut: u32,
+    pub(super) announced_edge: u32,
+    pub(super) acknowledged_by_socket: u32,
     /// The end of what the relay's socket has sent.
     pub(super) sent: u32,
     pub(super) high_seq: u32,
@@ -75,8 +75,8 @@ impl Translation {
                 flags,
                 own_scale: near.own_scale,
                 clock: far.clock,
-                promised: promised(near),
-                cut: near.rcv_nxt,
+                announced_edge: announced_edge(near),
+                acknowledged_by_socket: near.rcv_nxt,
                 sent: near.snd_nxt,
                 high_seq: near.rcv_nxt,
                 high_ack: near.snd_una,

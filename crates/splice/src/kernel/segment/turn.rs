@@ -10,7 +10,7 @@ use rustix::net::sockopt;
 
 use super::change_over::{ENDED_BEFORE, Phase, Progress, Stream, Watched};
 use super::datapath::Failure;
-use super::eligibility::{NotedSegment, Obstacle, device, examine, promised, refused};
+use super::eligibility::{NotedSegment, Obstacle, announced_edge, device, examine, refused};
 use super::flow::Flow;
 use super::sockets::{address_pair, probe, put_to_sleep, tuple_of};
 use super::translation::Translation;
@@ -256,14 +256,14 @@ impl Segment {
         flow.overlap(&translation);
         reached("overlap");
         self.change_over.begin_overlap();
-        // What the sockets have promised since `found` was asked for counts, too. From now on the program
-        // lets their peers hear of no more.
+        // What the sockets have announced since `found` was asked for counts, too. From now on the program
+        // announces no window beyond that to their peers.
         match self.datapath.inspect(flow.tuples()) {
             Ok(found) if self.change_over.finds_both(&found) => {
                 self.begin_overlap(flow, &translation, &found, streams);
                 self.overlap(flow, ends, &found, streams, now)
             }
-            // A socket that is gone was reset, of which the pair hears by its own event.
+            // A socket that is gone was reset, which the pair learns by its own event.
             Ok(_) | Err(_) => self.change_over.later(),
         }
     }
@@ -295,16 +295,16 @@ impl Segment {
         streams: [Stream; 2],
     ) {
         for (from, socket) in found.socket.iter().enumerate() {
-            flow.promise(from, promised(socket));
+            flow.raise_announced_edge(from, announced_edge(socket));
         }
         flow.catch_up(found);
         for (from, stream) in streams.into_iter().enumerate() {
             // No segment can come unseen any more.
-            let border = self
-                .change_over
-                .border_at_once(translation, found, stream, from);
-            if let Some(border) = border {
-                flow.let_past(from, border);
+            let takeover_seq =
+                self.change_over
+                    .takeover_seq_at_once(translation, found, stream, from);
+            if let Some(takeover_seq) = takeover_seq {
+                flow.take_over(from, takeover_seq);
             }
         }
     }
@@ -318,26 +318,29 @@ impl Segment {
         now: Instant,
     ) -> Progress {
         if !self.change_over.finds_both(found) {
-            // It was reset, of which the pair hears by its own event.
+            // It was reset, which the pair learns by its own event.
             flow.renew();
             return self.change_over.later();
         }
-        flow.look(found.socket.each_ref().map(promised));
+        flow.look(found.socket.each_ref().map(announced_edge));
         flow.catch_up(found);
         if self.goes_back(flow) && self.ways_back(flow, found, streams, now).is_some() {
             flow.hold();
             return Progress::Again;
         }
-        let mut are_past = true;
+        let mut are_taken_over = true;
         for (from, stream) in streams.into_iter().enumerate() {
-            if !flow.is_past(from)
-                && let Some(border) = self.change_over.border_when_idle(found, stream, from, now)
+            if !flow.is_taken_over(from)
+                && let Some(takeover_seq) = self
+                    .change_over
+                    .takeover_seq_when_idle(found, stream, from, now)
             {
-                flow.let_past(from, border);
+                flow.take_over(from, takeover_seq);
             }
-            are_past &= flow.is_past(from) && self.change_over.is_empty(found, stream, from);
+            are_taken_over &=
+                flow.is_taken_over(from) && self.change_over.is_empty(found, stream, from);
         }
-        if !are_past {
+        if !are_taken_over {
             reached("emptying");
             return match self.look_for_gone(flow, ends, found, now) {
                 Ok(pause) => self.change_over.keep_emptying(found, pause),
@@ -345,7 +348,7 @@ impl Segment {
             };
         }
         for (from, stream) in streams.into_iter().enumerate() {
-            flow.cut(from, found.socket[from].rcv_nxt);
+            flow.note_acknowledged_by_socket(from, found.socket[from].rcv_nxt);
             if stream.has_ended {
                 // It went through the sockets, and was acknowledged with the rest.
                 flow.end(from, found.socket[from].rcv_nxt);
@@ -366,7 +369,7 @@ impl Segment {
     }
 
     /// Puts the sockets to sleep where both peers have both streams to their ends. What the sockets still
-    /// hold in Overlap has arrived past them as well, and nobody is left to acknowledge it: they would
+    /// hold in Overlap has arrived without them as well, and nobody is left to acknowledge it: they would
     /// retransmit it for ever.
     fn end_in_overlap(&mut self, ends: [&Endpoint; 2], streams: [Stream; 2]) {
         let Some(flow) = self.counters.flow() else {
@@ -383,7 +386,9 @@ impl Segment {
                 let written = socket
                     .copied_seq
                     .wrapping_sub(stream.in_flight_bytes as u32);
-                flow.change_over()[from].cut.store(written, Relaxed);
+                flow.change_over()[from]
+                    .acknowledged_by_socket
+                    .store(written, Relaxed);
             }
         }
         self.change_over.end_in_overlap(found.as_ref());

@@ -1,7 +1,6 @@
 //! `spliced bypass --demo`: round trips between network namespaces, by TCP and past it.
 
 mod game;
-mod own_group;
 mod report;
 mod stage;
 
@@ -13,9 +12,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use self::game::Game;
-use self::own_group::OwnGroup;
 use self::report::Report;
 use self::stage::Stage;
+use super::own_group::OwnGroup;
 use crate::diagnostics::Diagnostics;
 use crate::exit_status::Ended;
 use crate::signal::{Request, Signals};
@@ -30,6 +29,9 @@ const ROUND: Duration = Duration::from_millis(500);
 
 /// Before each of them.
 const WARM_UP: Duration = Duration::from_millis(50);
+
+/// What the control group of a demonstration is called, before the number of the process.
+const GROUP: &str = "spliced-demo-";
 
 /// What messages go by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +119,7 @@ pub(super) fn run(
     own.push("-demo");
     let pins = PathBuf::from(own);
     let cpu = game::pin_to_one_cpu()?;
-    let group = OwnGroup::enter()?;
+    let group = OwnGroup::of_process(GROUP)?;
     let stage = Stage::new()?;
     let mut all = Way::ALL.map(|way| Measured {
         way,

@@ -15,8 +15,8 @@ use splice_sockmap::{Link, MapType, Redirect, Redirections};
 
 use super::Way;
 use super::game::{Game, Players};
-use super::own_group::OwnGroup;
 use crate::bypass::LEAVE_WITHIN;
+use crate::bypass::OwnGroup;
 use crate::own_network::{Inhabitant, Namespace, connection};
 
 /// From RFC 5737, so that nobody takes them for real ones.

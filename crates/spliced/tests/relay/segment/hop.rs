@@ -40,9 +40,9 @@ const PAYLOAD_BYTES_AT: [usize; 2] = {
     [first, first + size_of::<u64>()]
 };
 
-/// The offsets of the marks of both sides: the upper half of `reach`.
+/// The offsets of the marks of both sides: the upper half of `high_seq_and_marks`.
 const MARKS_AT: [usize; 2] = {
-    let first = offset_of!(SegmentFlow, side) + offset_of!(SegmentSide, reach);
+    let first = offset_of!(SegmentFlow, side) + offset_of!(SegmentSide, high_seq_and_marks);
     let upper = if cfg!(target_endian = "little") { 4 } else { 0 };
     [first + upper, first + upper + size_of::<SegmentSide>()]
 };

@@ -198,11 +198,11 @@ fn a_stream_is_empty_when_the_other_peer_has_acknowledged_all_of_it() {
 fn a_stream_bypasses_the_sockets_once_it_has_been_empty_for_a_while() {
     let (mut found, start) = (pair(), Instant::now());
     let (mut change_over, _) = overlapping(&found);
-    let mut border = |found: &SegmentInspection, after: Duration| {
-        change_over.border_when_idle(found, Stream::default(), 0, start + after)
+    let mut takeover_seq = |found: &SegmentInspection, after: Duration| {
+        change_over.takeover_seq_when_idle(found, Stream::default(), 0, start + after)
     };
-    assert_eq!(border(&found, Duration::ZERO), None);
-    assert_eq!(border(&found, IDLE), None);
+    assert_eq!(takeover_seq(&found, Duration::ZERO), None);
+    assert_eq!(takeover_seq(&found, IDLE), None);
     // One more byte goes through the sockets: the silence begins anew.
     let (near, far) = (0, 1);
     for seq in [
@@ -217,31 +217,31 @@ fn a_stream_bypasses_the_sockets_once_it_has_been_empty_for_a_while() {
     ] {
         *seq = seq.wrapping_add(1);
     }
-    assert_eq!(border(&found, IDLE + MS), None);
-    assert_eq!(border(&found, 2 * IDLE + MS), None);
+    assert_eq!(takeover_seq(&found, IDLE + MS), None);
+    assert_eq!(takeover_seq(&found, 2 * IDLE + MS), None);
     let end = found.socket[near].rcv_nxt;
-    assert_eq!(border(&found, 2 * IDLE + 2 * MS), Some(end));
+    assert_eq!(takeover_seq(&found, 2 * IDLE + 2 * MS), Some(end));
 }
 
 #[test]
-fn an_empty_stream_bypasses_the_sockets_at_once_unless_too_much_was_promised() {
+fn an_empty_stream_bypasses_the_sockets_at_once_unless_too_much_was_announced() {
     let mut found = pair();
     let (change_over, translation) = overlapping(&found);
-    let border = |found: &SegmentInspection, stream| {
-        change_over.border_at_once(&translation, found, stream, 0)
+    let takeover_seq = |found: &SegmentInspection, stream| {
+        change_over.takeover_seq_at_once(&translation, found, stream, 0)
     };
     let end = found.socket[0].rcv_nxt;
-    assert_eq!(border(&found, Stream::default()), Some(end));
+    assert_eq!(takeover_seq(&found, Stream::default()), Some(end));
     let in_flight = Stream {
         in_flight_bytes: 1,
         ..Stream::default()
     };
-    assert_eq!(border(&found, in_flight), None);
+    assert_eq!(takeover_seq(&found, in_flight), None);
     // More than a first window, and more than the other peer has room for.
     found.socket[0].rcv_wnd = FIRST_WINDOW_BYTES as u32;
-    assert_eq!(border(&found, Stream::default()), Some(end));
+    assert_eq!(takeover_seq(&found, Stream::default()), Some(end));
     found.socket[0].rcv_wnd += 1;
-    assert_eq!(border(&found, Stream::default()), None);
+    assert_eq!(takeover_seq(&found, Stream::default()), None);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::before::{self, Preceding};
+use super::preceding::{self, Preceding};
 use super::{Datapath, Failure, LOOPBACK};
 use splice_base::error::{Error, Result};
 use splice_base::shortage::{Shortage, is_of_descriptors};
@@ -113,7 +113,7 @@ impl Datapath {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, while nobody else attaches anything: behind what is there, or before those that it overtakes. Pairs can use
+    /// The same, while nobody else attaches anything: after what is there, or before those that it overtakes. Pairs can use
     /// the table meanwhile.
     pub(super) fn attach(&self, device: u32, overtaken: Vec<Preceding>) -> Result<bool> {
         if self.table().devices.contains_key(&device) {
@@ -129,10 +129,13 @@ impl Datapath {
         ];
         self.reserve.fill();
         if device == LOOPBACK {
-            let behind = self.ingress.is_preceded_by_same_name(device, &links[0])?;
-            self.gate.at(0).behind.store(behind.into(), Relaxed);
+            let is_preceded = self.ingress.is_preceded_by_same_name(device, &links[0])?;
+            self.gate
+                .at(0)
+                .is_preceded
+                .store(is_preceded.into(), Relaxed);
         }
-        let before = before::preceding(device, &self.ingress, &links[0], &self.links);
+        let before = preceding::preceding(device, &self.ingress, &links[0], &self.links);
         let mut table = self.table();
         let attached = match table.known_devices.insert(device) {
             true => Attached::default(),

@@ -10,7 +10,7 @@ use splice_bpf::{Beside, DeviceLink, programs_beside};
 
 use super::Datapath;
 use super::attachment::{Attached, Attachment};
-use super::before::{Preceding, preceding};
+use super::preceding::{Preceding, preceding};
 
 impl Datapath {
     /// What a pair on a device has to know, before its first segment counts.
@@ -40,7 +40,7 @@ impl Datapath {
                 // Nobody else keeps it attached.
                 drop(links);
                 self.look_before(device, before);
-                self.look_behind(device);
+                self.look_after(device);
             }
         }
     }
@@ -72,7 +72,7 @@ impl Datapath {
             .name_of(device)
             .unwrap_or_else(|_| format!("device {device}"));
         let why = format!("{name} has {newcomer} before the relay's, which came later");
-        // A socket that takes its connection up hears of nothing that it does not expect, unless the program changes that.
+        // A socket that takes its connection up gets nothing that it does not expect, unless the program changes that.
         // So the program has to see what they receive.
         let _one = self.attaching();
         let mut table = self.table();
@@ -114,8 +114,8 @@ impl Datapath {
         attachment.is_some_and(|attachment| attachment.shortage.bears(Instant::now()))
     }
 
-    /// Those that the program has overtaken on a device may be gone: then it takes its place behind the others again.
-    fn look_behind(&self, device: u32) {
+    /// Those that the program has overtaken on a device may be gone: then it takes its place after the others again.
+    fn look_after(&self, device: u32) {
         let overtaken = match self.table().devices.get(&device) {
             Some(Attachment { overtaken, .. }) if !overtaken.is_empty() => overtaken.clone(),
             _ => return,
@@ -123,14 +123,14 @@ impl Datapath {
         let Ok(own) = self.ingress.id() else {
             return;
         };
-        let Ok(Beside::Programs { behind, .. }) = programs_beside(device, own) else {
+        let Ok(Beside::Programs { after, .. }) = programs_beside(device, own) else {
             return;
         };
-        let behind: Vec<_> = behind.into_iter().map(Preceding::Program).collect();
-        if behind.iter().any(|one| overtaken.contains(one)) {
+        let after: Vec<_> = after.into_iter().map(Preceding::Program).collect();
+        if after.iter().any(|one| overtaken.contains(one)) {
             return;
         }
-        let Ok(other) = self.first_foreign(&behind) else {
+        let Ok(other) = self.first_foreign(&after) else {
             // The next look asks again.
             return;
         };

@@ -19,7 +19,7 @@ const ACK: u8 = 16;
 /// Timestamps this much earlier are an old duplicate's (`TCP_PAWS_WINDOW` in `net/tcp.h`).
 const PAWS_TICKS: i32 = 1;
 
-/// How far the window of the relay's socket falls behind at most (`SEGMENT_ACK_REACH` in `bpf/segment/shared.h`).
+/// How far the window of the relay's socket lags at most (`SEGMENT_WINDOW_LIMIT` in `bpf/segment/shared.h`).
 const LEFT_BEHIND: u32 = 1 << 30;
 
 /// After so many seconds any timestamp is taken (`TCP_PAWS_WRAP` in `net/tcp.h`).
@@ -34,18 +34,18 @@ impl Known {
         let side = |side: usize| {
             let side = &flow.side[side];
             [
-                side.reach.load(Relaxed),
+                side.high_seq_and_marks.load(Relaxed),
                 side.acked.load(Relaxed),
                 side.timestamp_delta.load(Relaxed),
                 side.high_ack.load(Relaxed).into(),
                 side.edge.load(Relaxed).into(),
-                side.promised.load(Relaxed).into(),
+                side.announced_edge.load(Relaxed).into(),
                 side.latest_timestamp.load(Relaxed).into(),
                 side.recent_timestamp.load(Relaxed).into(),
                 side.largest_window.load(Relaxed).into(),
                 side.first_ack.load(Relaxed).into(),
                 side.fin_end.load(Relaxed).into(),
-                side.heard.load(Relaxed).into(),
+                side.accepted_at.load(Relaxed).into(),
                 side.waiting.load(Relaxed).into(),
             ]
         };
@@ -54,20 +54,20 @@ impl Known {
 
     fn restore(&self, flow: &SegmentFlow) {
         for (side, known) in flow.side.iter().zip(self.0) {
-            let [reach, acked, delta, rest @ ..] = known;
-            side.reach.store(reach, Relaxed);
+            let [word, acked, delta, rest @ ..] = known;
+            side.high_seq_and_marks.store(word, Relaxed);
             side.acked.store(acked, Relaxed);
             side.timestamp_delta.store(delta, Relaxed);
             for (word, value) in [
                 &side.high_ack,
                 &side.edge,
-                &side.promised,
+                &side.announced_edge,
                 &side.latest_timestamp,
                 &side.recent_timestamp,
                 &side.largest_window,
                 &side.first_ack,
                 &side.fin_end,
-                &side.heard,
+                &side.accepted_at,
                 &side.waiting,
             ]
             .into_iter()
@@ -366,11 +366,11 @@ fn idle_and_in_use(connect: fn(&Lab) -> Connected) {
     }
     scene.rest();
     segments_change_what_their_receiver_lets_them(&scene, &mut random, false);
-    // The relay's own window is left behind.
+    // The relay's own window lags.
     for side in &scene.flow().side {
-        let promised = side.promised.load(Relaxed);
-        side.promised
-            .store(promised.wrapping_sub(LEFT_BEHIND), Relaxed);
+        let announced_edge = side.announced_edge.load(Relaxed);
+        side.announced_edge
+            .store(announced_edge.wrapping_sub(LEFT_BEHIND), Relaxed);
     }
     segments_change_what_their_receiver_lets_them(&scene, &mut random, false);
     for _ in 0..100 {

@@ -1,11 +1,11 @@
-//! SYNs on the addresses and ports of pairs that live: their sender is told where its stream stands, and nobody else hears
+//! SYNs on the addresses and ports of pairs that live: their sender gets a challenge ACK, and nobody else hears
 //! of them.
 
 use splice_base::repair::{Repair, repair};
 
 use super::frame::{Frame, in_frame};
-use super::give_back::Scene;
 use super::ip_forms::with_tcp_options;
+use super::return_scene::Scene;
 use super::*;
 
 const DROP: i32 = 2;
@@ -23,7 +23,7 @@ const OPTIONS: &[u8] = &[
 
 /// As often as a socket would, whatever the SYN has.
 #[test]
-fn the_sender_is_told_where_its_stream_stands() {
+fn the_sender_gets_a_challenge_ack() {
     if !available(Need::Root) {
         return;
     }
@@ -60,12 +60,21 @@ fn the_sender_is_told_where_its_stream_stands() {
                     ..next
                 };
                 let syn = in_frame(&syn, |packet| with_tcp_options(packet, options));
-                let before = [near.reach.load(Relaxed), far.reach.load(Relaxed)];
+                let before = [
+                    near.high_seq_and_marks.load(Relaxed),
+                    far.high_seq_and_marks.load(Relaxed),
+                ];
                 let (verdict, became) = scene.feed_through(side, &syn);
                 assert_eq!(verdict, REDIRECT);
                 assert_eq!(became[ETHERNET_BYTES..], expected.bytes()[ETHERNET_BYTES..]);
                 assert_eq!(scene.feed(side, &syn), DROP, "so soon");
-                assert_eq!([near.reach.load(Relaxed), far.reach.load(Relaxed)], before);
+                assert_eq!(
+                    [
+                        near.high_seq_and_marks.load(Relaxed),
+                        far.high_seq_and_marks.load(Relaxed)
+                    ],
+                    before
+                );
             }
             ping(&joined.0, &joined.1);
         }

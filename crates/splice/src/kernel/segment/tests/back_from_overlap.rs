@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::give_back::{Form, Refusing, Scene, wait_for_return};
+use super::return_scene::{Form, Refusing, Scene, wait_for_return};
 use super::*;
 use splice_bpf::types::{
     SegmentFlow, SegmentSocket, SegmentTuple, segment_mark as mark, segment_state as state,
@@ -53,10 +53,12 @@ fn receive(mut stream: &TcpStream, expected: &[u8], slowly: usize) {
     assert!(received == expected, "other bytes");
 }
 
-/// One stream goes past the sockets, and `by_sockets`' stream does not.
-fn has_one_past(flow: &SegmentFlow, by_sockets: usize) -> bool {
-    let is_past = |side: usize| flow.side[side].marks() & mark::PAST != 0;
-    flow.state.load(Relaxed) == state::OVERLAP && is_past(1 - by_sockets) && !is_past(by_sockets)
+/// One stream is taken over, and `by_sockets`' stream is not.
+fn has_one_taken_over(flow: &SegmentFlow, by_sockets: usize) -> bool {
+    let is_taken_over = |side: usize| flow.side[side].marks() & mark::TAKEN_OVER != 0;
+    flow.state.load(Relaxed) == state::OVERLAP
+        && is_taken_over(1 - by_sockets)
+        && !is_taken_over(by_sockets)
 }
 
 /// Writes zeroes until the socket takes no more; returns how many.
@@ -114,7 +116,7 @@ enum Ended {
     Neither,
     /// The relay has acknowledged the end of the one that nobody reads.
     Unread,
-    /// The other one as well, past the sockets: who sends what is not read is gone.
+    /// The other one as well, which is taken over: who sends what is not read is gone.
     Both,
 }
 
@@ -166,12 +168,12 @@ fn goes_back(scene: &Scene, is_v4: bool, from: usize, streams: Ended, form: Form
             tuples,
             client_port,
         };
-        let has_one_past = || {
+        let has_one_taken_over = || {
             assert!(handle.outcome().is_none(), "{handle:?}");
             let flow = scene.translated(&joined);
-            flow.is_some_and(|flow| has_one_past(flow, from))
+            flow.is_some_and(|flow| has_one_taken_over(flow, from))
         };
-        netlab::until("one stream goes past the sockets", has_one_past);
+        netlab::until("one stream is taken over", has_one_taken_over);
         if streams == Ended::Both {
             let answered = scope.spawn(|| send(receiver, &back));
             receive(sender, &back, 0);
@@ -180,7 +182,7 @@ fn goes_back(scene: &Scene, is_v4: bool, from: usize, streams: Ended, form: Form
         if has_ended {
             sender.shutdown(Shutdown::Write).expect("shutdown");
             netlab::until("it has come", || sockets()[from].state == CLOSE_WAIT);
-            assert!(has_one_past() && has_come(2), "{:?}", sockets());
+            assert!(has_one_taken_over() && has_come(2), "{:?}", sockets());
         }
         if streams == Ended::Both {
             netlab::until("its sender is gone", || sender.peer_addr().is_err());
@@ -246,16 +248,13 @@ fn join_unread(scene: &Scene, is_v4: bool) -> Joined {
     });
     let joined = connected.join(&scene.splicer, &by_name());
     let mut is_full_since = Instant::now();
-    netlab::until(
-        "one stream goes past the sockets, and the other is stuck",
-        || {
-            if fill(&joined.0) > 0 {
-                is_full_since = Instant::now();
-            }
-            let flow = scene.translated(&joined);
-            is_full_since.elapsed() > LONG && flow.is_some_and(|flow| has_one_past(flow, 0))
-        },
-    );
+    netlab::until("one stream is taken over, and the other is stuck", || {
+        if fill(&joined.0) > 0 {
+            is_full_since = Instant::now();
+        }
+        let flow = scene.translated(&joined);
+        is_full_since.elapsed() > LONG && flow.is_some_and(|flow| has_one_taken_over(flow, 0))
+    });
     joined
 }
 

@@ -31,7 +31,7 @@ impl Losses {
                 .map(|((_, before), (_, after))| after - before)
                 .sum()
         };
-        // A receiver that runs out of memory drops what it had promised to take (`tcp_prune_queue`), and all
+        // A receiver that runs out of memory drops what its window had room for (`tcp_prune_queue`), and all
         // sockets of the machine share that memory.
         (grown("PruneCalled") == 0).then(|| Self {
             paws: grown("PAWSEstab"),

@@ -127,7 +127,7 @@ fn tc_programs_before_and_after_this_one_still_run() {
     let lab = Lab::new().expect("a lab");
     let before = ForeignTc::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     let splicer = splicer_in(lab.relay());
-    // Programs behind ours keep other pairs in the stack.
+    // Programs after ours keep other pairs in the stack.
     let bypassing = Options {
         bypass_firewall: true,
         ..by_name()
@@ -177,7 +177,7 @@ fn tc_programs_before_and_after_this_one_still_run() {
     assert_eq!(now[0] - start[0], now[1] - start[1]);
 }
 
-/// Joins the pair by name, whatever comes behind our program.
+/// Joins the pair by name, whatever comes after our program.
 fn assert_found(splicer: &Splicer, connected: Connected) {
     let bypassing = Options {
         bypass_firewall: true,
@@ -199,7 +199,7 @@ fn a_program_that_keeps_segments_to_itself_is_found() {
     assert!(thief.packets() > 0);
 }
 
-/// It restores the port only behind our program.
+/// It restores the port only after our program.
 #[test]
 fn a_program_that_rewrites_segments_is_found() {
     const OUTER: u16 = 81;

@@ -5,7 +5,7 @@ use splice_bpf::types::{segment_mark as mark, segment_socket_flag as has};
 
 /// The client uses ECN with the relay, and the relay does not with the server. That is the case with every
 /// client that asks for it, since Linux accepts ECN and does not request it (`net.ipv4.tcp_ecn` is 2).
-fn a_sender_hears_of_marks(ip: &str, connect: fn(&Lab) -> Connected) {
+fn marks_are_echoed_to_a_sender(ip: &str, connect: fn(&Lab) -> Connected) {
     const BYTES: usize = 1 << 20;
     if !available(Need::Root) || !available(Need::Nft) || !available(Need::Ss) {
         return;
@@ -45,10 +45,10 @@ fn a_sender_hears_of_marks(ip: &str, connect: fn(&Lab) -> Connected) {
         assert_eq!(received, sent.join().expect("sent"));
     });
     assert!(slowed_down());
-    // The sender confirms (CWR), and hears no more once nothing is marked.
+    // The sender confirms (CWR), and gets no more echoes once nothing is marked.
     run(client_net, "nft", &format!("flush table {ip} t"));
     let datapath = datapath_in(&lab);
-    netlab::until("it is told no more", || {
+    netlab::until("nothing is echoed to it any more", || {
         ping(&client, &server);
         datapath.flow(0).side[0].marks() & mark::CONGESTED == 0
     });
@@ -57,11 +57,11 @@ fn a_sender_hears_of_marks(ip: &str, connect: fn(&Lab) -> Connected) {
 }
 
 #[test]
-fn a_sender_hears_of_marks_that_the_receiver_cannot_tell_of() {
-    a_sender_hears_of_marks("ip", Connected::across);
+fn marks_are_echoed_to_a_sender_that_the_receiver_cannot_tell_of() {
+    marks_are_echoed_to_a_sender("ip", Connected::across);
 }
 
 #[test]
 fn a_sender_over_ipv6_hears_of_them() {
-    a_sender_hears_of_marks("ip6", Connected::across_v6);
+    marks_are_echoed_to_a_sender("ip6", Connected::across_v6);
 }

@@ -91,9 +91,11 @@ impl Scene {
             Copied::ToServer => 0,
             Copied::ToSocket => 1,
         };
-        let past = u64::from(mark::PAST) << u32::BITS;
-        flow.side[by_socket].reach.fetch_and(!past, Relaxed);
-        flow.side[1 - by_socket].add_marks(mark::PAST);
+        let taken_over = u64::from(mark::TAKEN_OVER) << u32::BITS;
+        flow.side[by_socket]
+            .high_seq_and_marks
+            .fetch_and(!taken_over, Relaxed);
+        flow.side[1 - by_socket].add_marks(mark::TAKEN_OVER);
         let deadline = now_ns() + 4 * PATIENCE.as_nanos() as u64;
         flow.deadline_ns.store(deadline, Relaxed);
         flow.state.store(state::OVERLAP, Relaxed);

@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 
 use super::frame::Frame;
 use super::*;
-use crate::kernel::segment::eligibility::promised;
+use crate::kernel::segment::eligibility::announced_edge;
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 /// Packets of every kind: the program neither fails nor touches what is not its own.
@@ -173,18 +173,18 @@ fn a_reset_at_the_end_of_a_window_is_doubtful_where_its_sender_has_passed_it() {
     let flow = datapath.flow(0);
     let [from_client, from_server] = &flow.side;
     let senders_scale = from_client.window_left.load(Relaxed);
-    let told_scale = from_client.own_scale.load(Relaxed);
-    let [least, step] = [senders_scale, told_scale].map(|scale| 1u32 << scale);
+    let announced_scale = from_client.own_scale.load(Relaxed);
+    let [least, step] = [senders_scale, announced_scale].map(|scale| 1u32 << scale);
     let [from, to] = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
     let device = devices(lab.relay())[0];
     // Two steps of the window's scale, and a little.
     let room = 2 * step + step / 2;
     let edge = from_server.high_ack.load(Relaxed).wrapping_add(room);
     from_server.edge.store(edge, Relaxed);
-    let told = expected(&datapath, 0).wrapping_add(2 * step);
+    let rounded_edge = expected(&datapath, 0).wrapping_add(2 * step);
     let has_sent = |beyond: u32| {
-        let end = u64::from(told.wrapping_add(beyond));
-        from_client.reach.store(end, Relaxed);
+        let end = u64::from(rounded_edge.wrapping_add(beyond));
+        from_client.high_seq_and_marks.store(end, Relaxed);
     };
     let is_doubted = |seq: u32| {
         let packet = forged(from, to, seq, RST);
@@ -195,12 +195,12 @@ fn a_reset_at_the_end_of_a_window_is_doubtful_where_its_sender_has_passed_it() {
     };
     // Otherwise its reset is at the next byte that it sends.
     has_sent(least - 1);
-    assert!(!is_doubted(told));
+    assert!(!is_doubted(rounded_edge));
     has_sent(least);
     for beside in [1, step / 2, u32::MAX] {
-        assert!(!is_doubted(told.wrapping_add(beside)), "{beside}");
+        assert!(!is_doubted(rounded_edge.wrapping_add(beside)), "{beside}");
     }
-    assert!(is_doubted(told));
+    assert!(is_doubted(rounded_edge));
     assert_eq!(flow.state.load(Relaxed), state::SPLICED);
 }
 
@@ -212,7 +212,7 @@ enum Lie {
 }
 
 /// Nobody acknowledges bytes that nobody has sent. A stream that waited for that would go through the sockets for
-/// ever, and these promise no more room.
+/// ever, and these announce no more room.
 fn change_over_in_spite_of(lie: Lie, step: &'static str) {
     const BYTES: usize = 4 << 20;
     const FAR: u32 = 1 << 28;
@@ -261,13 +261,13 @@ fn change_over_in_spite_of(lie: Lie, step: &'static str) {
                 }
             };
             for (peer, socket) in sockets.iter().enumerate() {
-                // With this the other one has room for what was not promised.
+                // With this the other one has room for what was not announced.
                 tell(peer, socket.rcv_nxt, socket.snd_una);
             }
             for (peer, socket) in sockets.iter().enumerate() {
                 let (seq, ack) = (socket.rcv_nxt, socket.snd_una);
                 let beyond = if in_overlap {
-                    promised(socket).wrapping_sub(seq) + 1000
+                    announced_edge(socket).wrapping_sub(seq) + 1000
                 } else {
                     FAR
                 };

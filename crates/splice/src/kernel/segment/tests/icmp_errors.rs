@@ -67,8 +67,8 @@ fn a_pair_goes_back_for_a_segment_that_was_too_big() {
             // Nobody has sent what is said to be on its way.
             let near = &flow.side[side];
             let acked = near.acked.load(Relaxed) as u32;
-            let marks = u64::from(mark::NOTED | mark::PAST);
-            near.reach
+            let marks = u64::from(mark::NOTED | mark::TAKEN_OVER);
+            near.high_seq_and_marks
                 .store(marks << u32::BITS | u64::from(acked), Relaxed);
             assert_eq!(
                 scene.verdict(side, &scene.error(side, TOO_BIG[version], acked)),
@@ -87,7 +87,7 @@ fn a_pair_goes_back_for_a_segment_that_was_too_big() {
     }
 }
 
-/// What the relay's socket has sent before the border is the socket's affair.
+/// What the relay's socket has sent before the takeover is the socket's affair.
 #[test]
 fn during_the_change_over_an_error_goes_to_whoever_has_sent_the_segment() {
     if !available(Need::Root) {
@@ -100,40 +100,40 @@ fn during_the_change_over_an_error_goes_to_whoever_has_sent_the_segment() {
         flow.deadline_ns.store(deadline, Relaxed);
         for side in 0..2 {
             let Range { start, end } = scene.on_its_way(side);
-            let border = start.wrapping_add(WINDOW / 2);
+            let takeover_seq = start.wrapping_add(WINDOW / 2);
             let change_over = &scene.datapath.change_over(0).side[side];
-            change_over.border.store(border, Relaxed);
-            change_over.cut.store(start, Relaxed);
+            change_over.takeover_seq.store(takeover_seq, Relaxed);
+            change_over.acknowledged_by_socket.store(start, Relaxed);
             flow.state.store(state::OVERLAP, Relaxed);
             let verdict_at = |seq| scene.verdict(side, &scene.error(side, kind, seq));
-            for before in [start, border.wrapping_sub(1)] {
+            for before in [start, takeover_seq.wrapping_sub(1)] {
                 assert_eq!(verdict_at(before), NEXT);
             }
             assert_eq!(verdict_at(end.wrapping_add(1)), DROP);
             let is_narrow = || flow.side[side].marks() & mark::NARROW != 0;
             assert!(!is_narrow());
-            for behind in [border, end] {
-                assert_eq!(verdict_at(behind), DROP);
+            for after in [takeover_seq, end] {
+                assert_eq!(verdict_at(after), DROP);
                 assert!(is_narrow());
                 flow.side[side].take_mark(mark::NARROW);
             }
             // The socket was woken, and has acknowledged more.
-            change_over.cut.store(end, Relaxed);
-            assert_eq!(verdict_at(border), NEXT);
+            change_over.acknowledged_by_socket.store(end, Relaxed);
+            assert_eq!(verdict_at(takeover_seq), NEXT);
             assert!(!is_narrow());
             assert_eq!(verdict_at(end), DROP);
             assert!(is_narrow());
             assert_eq!(flow.state.load(Relaxed), state::OVERLAP);
             // All of the stream goes by the socket.
-            flow.side[side].take_mark(mark::PAST);
-            for seq in [start, border, end, end.wrapping_add(1)] {
+            flow.side[side].take_mark(mark::TAKEN_OVER);
+            for seq in [start, takeover_seq, end, end.wrapping_add(1)] {
                 assert_eq!(verdict_at(seq), NEXT);
             }
-            flow.side[side].add_marks(mark::PAST);
+            flow.side[side].add_marks(mark::TAKEN_OVER);
             flow.state.store(state::WATCH, Relaxed);
-            flow.side[side].take_mark(mark::PAST);
+            flow.side[side].take_mark(mark::TAKEN_OVER);
             assert_eq!(verdict_at(end), NEXT);
-            flow.side[side].add_marks(mark::PAST);
+            flow.side[side].add_marks(mark::TAKEN_OVER);
             flow.state.store(state::SPLICED, Relaxed);
         }
     }

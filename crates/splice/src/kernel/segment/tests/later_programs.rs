@@ -7,7 +7,7 @@ use netlab::{ControlGroup, present};
 use splice_bpf::types::{SegmentFlow, SegmentSide, segment_mark as mark, segment_state as state};
 
 use super::coexistence::{ForeignTc, NEXT, OK, index_of};
-use super::give_back::{Scene, wait_for_return};
+use super::return_scene::{Scene, wait_for_return};
 use super::*;
 
 /// It sees what the sockets of the group receive, or send.
@@ -101,7 +101,7 @@ fn until_spliced_again(scene: &Scene, is_v4: bool, why: &str) {
     });
 }
 
-/// A pair goes back when a program of this name comes behind the relay's on its device, and new pairs stay in the stack
+/// A pair goes back when a program of this name comes after the relay's on its device, and new pairs stay in the stack
 /// while it is there.
 fn is_obeyed<T>(scene: &Scene, name: &str, add: impl FnOnce() -> T, remove: impl FnOnce(T)) {
     let joined = scene.splice(true);
@@ -114,9 +114,9 @@ fn is_obeyed<T>(scene: &Scene, name: &str, add: impl FnOnce() -> T, remove: impl
     until_spliced_again(scene, true, name);
 }
 
-/// What comes behind the relay's program on a device does not see what that translates.
+/// What comes after the relay's program on a device does not see what that translates.
 #[test]
-fn pairs_go_back_when_a_program_comes_behind_on_their_device() {
+fn pairs_go_back_when_a_program_comes_after_on_their_device() {
     if !available(Need::Root) {
         return;
     }
@@ -196,9 +196,9 @@ fn the_program_comes_first_while_somebody_has_its_links() {
     drop(links);
 }
 
-/// Once that one is gone, the program takes its place behind those that were there first.
+/// Once that one is gone, the program takes its place after those that were there first.
 #[test]
-fn the_program_is_behind_earlier_ones_again() {
+fn the_program_comes_after_earlier_ones_again() {
     if !available(Need::Root) {
         return;
     }

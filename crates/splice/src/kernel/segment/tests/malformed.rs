@@ -1,8 +1,8 @@
 //! Segments that are not in the plain form: a pair goes back to its sockets only for those that the stack would take.
 
 use super::frame::{Frame, in_frame};
-use super::give_back::{Scene, wait_for_return};
 use super::ip_forms::{Fate, Form, v4, v6};
+use super::return_scene::{Scene, wait_for_return};
 use super::*;
 use splice_bpf::types::SegmentFlow;
 
@@ -20,12 +20,12 @@ fn known(flow: &SegmentFlow) -> [[u64; 4]; 2] {
     [0, 1].map(|side: usize| {
         let side = &flow.side[side];
         let high_ack = side.high_ack.load(Relaxed).into();
-        let heard = side.heard.load(Relaxed).into();
+        let accepted_at = side.accepted_at.load(Relaxed).into();
         [
-            side.reach.load(Relaxed),
+            side.high_seq_and_marks.load(Relaxed),
             side.acked.load(Relaxed),
             high_ack,
-            heard,
+            accepted_at,
         ]
     })
 }

@@ -41,6 +41,7 @@ mod random;
 mod refused_pairs;
 mod reset_after_return;
 mod reset_while_held;
+mod return_scene;
 mod room;
 mod same_host;
 mod segment_size;

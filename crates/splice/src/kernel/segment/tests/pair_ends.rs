@@ -107,8 +107,8 @@ impl HalfPast {
         });
         halt.go_on();
         halt.wait();
-        let is_past = |side: &SegmentSide| side.marks() & mark::PAST != 0;
-        assert!(is_past(from_client) && !is_past(from_server));
+        let is_taken_over = |side: &SegmentSide| side.marks() & mark::TAKEN_OVER != 0;
+        assert!(is_taken_over(from_client) && !is_taken_over(from_server));
         Self {
             lab,
             halt,
@@ -154,7 +154,7 @@ fn a_reset_in_overlap_tells_what_has_arrived() {
     assert_eq!(outcome.moved.a_to_b, BYTES as u64);
 }
 
-/// The first stream has ended past the sockets. User space has yet to pass on the second, whose end the
+/// The first stream has ended without the sockets. User space has yet to pass on the second, whose end the
 /// relay's socket has acknowledged. The server's socket is gone when `test` gets the client.
 fn in_overlap_with_a_peer_gone(
     connect: impl Fn(&Lab) -> Connected,
@@ -221,7 +221,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     let connected = loop {
         let client = lab.client().enter(|| {
             let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
-            // Less room than the server was promised, so its stream goes through the sockets for a while.
+            // Less room than was announced to the server, so its stream goes through the sockets for a while.
             socket.set_recv_buffer_size(12_000)?;
             socket.connect(&front_address.into())?;
             Ok::<_, std::io::Error>(TcpStream::from(socket))
@@ -257,7 +257,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
         halt.wait();
     }
     (&client).read_exact(&mut [0; 7]).expect("read");
-    assert_ne!(from_client.marks() & mark::PAST, 0);
+    assert_ne!(from_client.marks() & mark::TAKEN_OVER, 0);
     let (begin, begun) = mpsc::channel();
     let (end, ended) = mpsc::channel();
     let stand_still = move |_: &mut EventLoop| {

@@ -1,11 +1,11 @@
-//! Resets soon after a pair has gone back to its sockets, which may be behind their peers: they are passed on, and nothing
+//! Resets soon after a pair has gone back to its sockets, which may lag behind their peers: they are passed on, and nothing
 //! is left of the pair.
 
 use std::net::{IpAddr, TcpListener};
 
 use rustix::net::{connect_unspec, sockopt};
 
-use super::give_back::{Form, Scene, wait_for_return};
+use super::return_scene::{Form, Scene, wait_for_return};
 use super::*;
 
 /// A pair whose relay still listens where its client has connected.
@@ -131,9 +131,9 @@ fn peers(scene: &Scene) -> [&Namespace; 2] {
     [scene.lab.client(), scene.lab.server()]
 }
 
-/// The relay's socket stays behind its client, which resets the connection. Another socket listens on the same address.
+/// The relay's socket lags behind its client, which resets the connection. Another socket listens on the same address.
 #[test]
-fn nothing_is_left_of_a_pair_that_is_behind() {
+fn nothing_is_left_of_a_pair_that_lags_behind() {
     if !available(Need::Root) || !available(Need::Nft) {
         return;
     }

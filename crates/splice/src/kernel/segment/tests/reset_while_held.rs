@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 
 use super::frame::{Checksum, Frame};
-use super::give_back::{Form, Refusing, Scene, wait_for_return};
+use super::return_scene::{Form, Refusing, Scene, wait_for_return};
 use super::*;
 use rustix::net::connect_unspec;
 use splice_bpf::types::segment_mark as mark;
@@ -13,7 +13,7 @@ const RST: u8 = 4;
 const ACK: u8 = 16;
 const DROP: i32 = 2;
 
-/// The pair has ended by a reset of this side, which the other peer has heard.
+/// The pair has ended by a reset of this side, which the other peer has got.
 fn expect_reset((client, server, handle): Joined, by: usize) {
     let mut other = [&server, &client][by];
     let error = other.read(&mut [0; 8]).expect_err("a reset");
@@ -35,7 +35,7 @@ fn a_reset_that_is_lost_for_want_of_a_way_is_passed_on() {
             ping(&joined.0, &joined.1);
             let flow = scene.translated(&joined).expect("it is spliced");
             let closed = u64::from(mark::CLOSED) << u32::BITS;
-            flow.side[by].reach.fetch_or(closed, Relaxed);
+            flow.side[by].high_seq_and_marks.fetch_or(closed, Relaxed);
             let end = [&joined.0, &joined.1][by];
             connect_unspec(end).expect("reset");
             expect_reset(joined, by);

@@ -110,7 +110,7 @@ fn a_peer_that_answers_the_only_question_stays() {
     assert!(handle.outcome().is_none());
 }
 
-/// A client that has vanished with less room than the server can be told of: the relay announces it in steps.
+/// A client that has vanished with less room than can be announced to the server: the relay announces it in steps.
 #[test]
 fn a_window_of_less_than_a_step_is_closed() {
     if !available(Need::Root) {
@@ -179,7 +179,7 @@ fn a_slow_reader_gets_the_rest_from_a_peer_that_is_gone() {
     assert_eq!(moved(&ended(&pair.handle)), [0, BYTES as u64]);
 }
 
-/// Forged ends, and segments beyond the end of a stream, which are lost behind the program: a pair ends once both of its
+/// Forged ends, and segments beyond the end of a stream, which are lost after the program: a pair ends once both of its
 /// peers have.
 #[test]
 fn forged_ends_keep_no_pair() {
@@ -255,7 +255,7 @@ fn forged_ends_keep_no_pair() {
         let outcome = handle.wait_timeout(PATIENCE);
         let outcome = outcome.unwrap_or_else(|| panic!("it stays: {round}"));
         // The peers of a pair whose end was not seen are asked. Both may be gone, or one answers with a reset, which is
-        // at the right place only if nothing was forged behind the end.
+        // at the right place only if nothing was forged after the end.
         let timed_out = Errno::TIMEDOUT.raw_os_error();
         let is_over = match outcome.reason {
             Reason::EndOfStream | Reason::Reset(_) => true,

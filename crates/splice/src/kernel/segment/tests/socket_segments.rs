@@ -18,10 +18,10 @@ fn in_overlap(test: impl Fn(&Datapath, &dyn Fn(u32, u8) -> Vec<u8>, u32)) {
     let datapath = datapath_in(&lab);
     let [relay, server] = [server.peer_addr(), server.local_addr()].map(|end| end.expect("an end"));
     let flow = datapath.flow(0);
-    let heard = flow.side[0].high_seq();
-    let heard = heard.wrapping_add(flow.side[0].seq_delta.load(Relaxed));
+    let rcv_nxt = flow.side[0].high_seq();
+    let rcv_nxt = rcv_nxt.wrapping_add(flow.side[0].seq_delta.load(Relaxed));
     for side in &flow.side {
-        side.add_marks(mark::PAST);
+        side.add_marks(mark::TAKEN_OVER);
     }
     flow.deadline_ns
         .store(now_ns() + PATIENCE.as_nanos() as u64, Relaxed);
@@ -31,7 +31,7 @@ fn in_overlap(test: impl Fn(&Datapath, &dyn Fn(u32, u8) -> Vec<u8>, u32)) {
         let said = forged(relay, server, seq, flags);
         datapath.feed_out(&said).expect("it leaves")
     };
-    test(&datapath, &say, heard);
+    test(&datapath, &say, rcv_nxt);
     datapath.awake().fetch_sub(1, Relaxed);
     flow.state.store(state::SPLICED, Relaxed);
 }
@@ -39,13 +39,13 @@ fn in_overlap(test: impl Fn(&Datapath, &dyn Fn(u32, u8) -> Vec<u8>, u32)) {
 /// The socket of a process that dies has the sequence number of the moment when its stream began to bypass
 /// it.
 #[test]
-fn a_reset_is_heard_though_the_stream_went_past_the_socket() {
+fn a_reset_stands_at_rcv_nxt_though_the_stream_was_taken_over() {
     if !available(Need::Root) {
         return;
     }
-    in_overlap(|_, say, heard| {
-        let left = say(heard.wrapping_sub(10_000), RST | ACK);
-        assert_eq!(left[SEQ], heard.to_be_bytes());
+    in_overlap(|_, say, rcv_nxt| {
+        let left = say(rcv_nxt.wrapping_sub(10_000), RST | ACK);
+        assert_eq!(left[SEQ], rcv_nxt.to_be_bytes());
     });
 }
 
@@ -55,8 +55,8 @@ fn segments_that_a_socket_sends_after_the_deadline_pass_unchanged() {
     if !available(Need::Root) {
         return;
     }
-    in_overlap(|datapath, say, heard| {
-        let seq = heard.wrapping_sub(10_000);
+    in_overlap(|datapath, say, rcv_nxt| {
+        let seq = rcv_nxt.wrapping_sub(10_000);
         let before = say(seq, RST | ACK);
         assert_ne!(before[SEQ], seq.to_be_bytes());
         datapath.flow(0).deadline_ns.store(1, Relaxed);

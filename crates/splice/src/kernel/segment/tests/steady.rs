@@ -17,10 +17,10 @@ fn what_a_change_over_knew_is_not_needed_any_more() {
     for side in &datapath.change_over(0).side {
         for word in [
             &side.clock,
-            &side.cut,
-            &side.border,
+            &side.acknowledged_by_socket,
+            &side.takeover_seq,
             &side.sent,
-            &side.room_end,
+            &side.current_edge,
             &side.seen_device,
             &side.seen_hops,
             &side.held_end,

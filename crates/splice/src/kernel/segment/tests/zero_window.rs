@@ -65,7 +65,7 @@ fn sender_and_receiver<T>(without_room: Side, client: T, server: T) -> (T, T) {
     }
 }
 
-/// Sends both ways past the sockets, to the ends: first to the receiver with a closed window, which reads
+/// Sends both ways without the sockets, to the ends: first to the receiver with a closed window, which reads
 /// only after window probes, and begins with what was `filled`.
 fn write_against_no_room(
     lab: &Lab,

@@ -9,7 +9,7 @@ fn each_byte_keeps_the_place_that_the_relay_would_write_it_to() {
         let translation = Translation::between(&found, in_flight_bytes);
         for (from, side) in translation.sides.iter().enumerate() {
             let (near, far) = (&found.socket[from], &found.socket[1 - from]);
-            // The next byte to be read comes behind those that are in flight.
+            // The next byte to be read comes after those that are in flight.
             let place = near.copied_seq.wrapping_add(side.seq_delta);
             let expected = far.write_seq.wrapping_add(in_flight_bytes[from] as u32);
             assert_eq!(place, expected);

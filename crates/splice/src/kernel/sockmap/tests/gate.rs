@@ -30,7 +30,7 @@ fn write_all_that_goes(peer: &TcpStream, at_most: u64) -> u64 {
 /// TCP drops what lies beyond the window. If the gate noted it as let in, everything that follows would look
 /// like a retransmission, which the gate lets in however much is under way.
 #[test]
-fn a_segment_behind_the_window_does_not_open_the_gate() {
+fn a_segment_beyond_the_window_does_not_open_the_gate() {
     if missing() || !available(Need::Netns) {
         return;
     }

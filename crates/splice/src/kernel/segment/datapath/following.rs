@@ -8,11 +8,11 @@ use splice_base::shortage::is_shortage;
 use splice_bpf::{AttachMode, Beside, ForeignPrograms, programs_beside};
 use splice_firewall::Links;
 
-use super::before::is_own;
+use super::preceding::is_own;
 use crate::firewall::Unlisted;
 
 /// Looks for them in one network namespace.
-pub(super) struct Behind {
+pub(super) struct Following {
     /// The id of the program.
     pub(super) own: u32,
     /// How the program is attached where it is not attached yet.
@@ -21,7 +21,7 @@ pub(super) struct Behind {
     pub(super) foreign: Arc<ForeignPrograms>,
 }
 
-impl Behind {
+impl Following {
     /// Which one there is on a device, in words that follow its name; `None` without one.
     ///
     /// # Errors
@@ -39,8 +39,8 @@ impl Behind {
 
     fn listed(&self, device: u32) -> io::Result<Option<String>> {
         let by_filter = match programs_beside(device, self.own)? {
-            Beside::Programs { behind, .. } => {
-                for id in behind {
+            Beside::Programs { after, .. } => {
+                for id in after {
                     if let Some(name) = self.foreign.name(id)? {
                         return Ok(Some(format!(
                             "has the tc program {name} behind the relay's"
@@ -67,11 +67,11 @@ impl Behind {
         let (ours, others): (Vec<_>, Vec<_>) = filters.into_iter().partition(is_own);
         let first = match ours.iter().map(|filter| filter.priority).min() {
             Some(priority) if by_filter => priority,
-            // It takes a place behind most.
+            // It takes a place after most.
             None if by_filter => u32::MAX,
             _ => 0,
         };
-        let mut behind = others.into_iter().filter(|filter| filter.priority >= first);
-        Ok(behind.next().map(|filter| filter.kind))
+        let mut following = others.into_iter().filter(|filter| filter.priority >= first);
+        Ok(following.next().map(|filter| filter.kind))
     }
 }
