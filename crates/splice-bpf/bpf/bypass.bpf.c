@@ -31,6 +31,11 @@
 #define MSG_WAITALL 0x100
 #define MSG_ERRQUEUE 0x2000
 
+#define EAGAIN 11
+
+/* Of a timeout that is none (linux/sched.h). */
+#define MAX_SCHEDULE_TIMEOUT ((long)(~0UL >> 1))
+
 /* How many messages make an average: enough that a large one among small ones does not count for bulk. */
 #define WINDOW_MESSAGES 32
 
@@ -77,6 +82,50 @@ static __always_inline int is_splice(void)
 		return number == 76 || number == 340;
 	}
 	return 0;
+}
+
+/* Whether the system call of this task sends, and does not wait for room: send(2), sendmsg(2) or sendmmsg(2) with MSG_DONTWAIT. */
+static __always_inline int is_impatient(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	long regs = bpf_task_pt_regs(task);
+	struct pt_regs___x86 *x86 = (void *)regs;
+	struct pt_regs___arm64 *arm64 = (void *)regs;
+	__u64 number = 0, flags = 0;
+
+	if (bpf_core_field_exists(x86->orig_ax)) {
+		bpf_core_read(&number, sizeof(number), &x86->orig_ax);
+		if (number == 44 || number == 307)
+			bpf_core_read(&flags, sizeof(flags), &x86->r10);
+		else if (number == 46)
+			bpf_core_read(&flags, sizeof(flags), &x86->dx);
+	} else if (bpf_core_field_exists(arm64->syscallno)) {
+		bpf_core_read(&number, sizeof(int), &arm64->syscallno);
+		if (number == 206 || number == 269)
+			bpf_core_read(&flags, sizeof(flags), &arm64->regs[3]);
+		else if (number == 211)
+			bpf_core_read(&flags, sizeof(flags), &arm64->regs[2]);
+	}
+	return !!(flags & MSG_DONTWAIT);
+}
+
+/* Has a pair leave since a recv(2) of @end may return EAGAIN without a reason, at once: that may be the next call. */
+static __always_inline void send_off(struct bypass_settings *settings, struct bypass_mark *mark, struct bypass_pair *pair,
+				     struct bypass_end *end, __u32 trait)
+{
+	if (!(end->traits & trait))
+		__sync_fetch_and_or(&end->traits, trait);
+	if (__sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE)
+		tell_at_once(settings, &mark->key);
+}
+
+/*
+ * Whether this task, which sends on a socket that is read by calls that wait, does not wait for room. Room that comes later
+ * wakes such a call up, and a member's returns EAGAIN then (tcp_msg_wait_data, Linux 6.1 to 7.2).
+ */
+static __always_inline int keeps_no_wait(struct bypass_end *end)
+{
+	return end->waiter && is_impatient();
 }
 
 /* In tcp_v4_destroy_sock: nobody has a descriptor of it any more. */
@@ -271,6 +320,9 @@ int bypass_send(struct sk_msg_md *message)
 	from->obstacle = found;
 	from->passed_bytes += bytes;
 	from->passed_messages++;
+	/* Only what goes over TCP takes room. */
+	if (keeps_no_wait(from))
+		send_off(settings, mark, pair, from, BYPASS_MIXES);
 	if (found == BYPASS_FULL)
 		from->full_messages++;
 	capture(settings, message, now_ns);
@@ -284,6 +336,21 @@ int bypass_send(struct sk_msg_md *message)
 static __always_inline int is_duplex(struct bypass_end *end, __u32 thread)
 {
 	return end->waiter == thread && end->sender && end->sender != thread;
+}
+
+/* A recv(2) that waits as long as it takes has returned EAGAIN: a member's was woken for nothing. */
+static __always_inline void look_at_wait(struct sock *sk)
+{
+	struct bypass_settings *settings = the_settings();
+	struct bypass_mark *mark;
+	struct bypass_pair *pair;
+
+	if (!sk->sk_user_data || sk->sk_rcvtimeo != MAX_SCHEDULE_TIMEOUT)
+		return;
+	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	pair = mark ? pair_of(mark) : NULL;
+	if (pair && settings)
+		send_off(settings, mark, pair, mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1], BYPASS_WOKEN);
 }
 
 /* Behind each recvmsg that returned something (sock_recvmsg_nosec, Linux 6.3). */
@@ -300,8 +367,13 @@ int bypass_received(__u64 *ctx)
 	struct tcp_sock *tcp;
 	__u64 current;
 
-	if (length <= 0 || flags & (MSG_PEEK | MSG_ERRQUEUE))
+	if (flags & (MSG_PEEK | MSG_ERRQUEUE))
 		return 0;
+	if (length <= 0) {
+		if (length == -EAGAIN && !(flags & MSG_DONTWAIT))
+			look_at_wait(sk);
+		return 0;
+	}
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	settings = the_settings();
 	if (!tcp || !settings || tcp->segs_in < FIRST_SEGMENTS)
@@ -323,11 +395,8 @@ int bypass_received(__u64 *ctx)
 		end->traits |= BYPASS_WAITALL;
 	current = bpf_get_current_pid_tgid();
 	end->process = current >> 32;
-	if (!(flags & MSG_DONTWAIT) && is_duplex(end, (__u32)current)) {
-		end->traits |= BYPASS_THREADS;
-		if (__sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE)
-			tell(settings, &mark->key);
-	}
+	if (!(flags & MSG_DONTWAIT) && is_duplex(end, (__u32)current))
+		send_off(settings, mark, pair, end, BYPASS_THREADS);
 	end->waiter = flags & MSG_DONTWAIT ? 0 : (__u32)current;
 	/* Before the sum, so that what was redirected never looks read too early. */
 	copied_seq = tcp->copied_seq;
@@ -347,18 +416,22 @@ int bypass_received(__u64 *ctx)
 	return 0;
 }
 
-/* Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). What members send, bypass_send counts. */
+/*
+ * Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). What members send, bypass_send counts; but it is not called if there is no
+ * room.
+ */
 SEC("tp_btf/sock_send_length")
 int bypass_sent(__u64 *ctx)
 {
 	struct sock *sk = (struct sock *)ctx[0];
 	struct bypass_settings *settings;
+	int length = ctx[1];
 	struct bypass_mark *mark;
 	struct bypass_pair *pair;
 	struct bypass_end *end;
 	struct tcp_sock *tcp;
 
-	if ((int)ctx[1] <= 0 || sk->sk_user_data)
+	if (length > 0 ? !!sk->sk_user_data : length != -EAGAIN)
 		return 0;
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	settings = the_settings();
@@ -375,6 +448,10 @@ int bypass_sent(__u64 *ctx)
 	if (!pair)
 		return 0;
 	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
+	if (end->waiter && pair->state <= BYPASS_ACTIVE && (length < 0 || is_impatient()))
+		send_off(settings, mark, pair, end, BYPASS_MIXES);
+	if (length < 0)
+		return 0;
 	end->sender = (__u32)bpf_get_current_pid_tgid();
 	__sync_fetch_and_add(&end->sends, 1);
 	return 0;

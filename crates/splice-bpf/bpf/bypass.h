@@ -29,7 +29,7 @@ enum bypass_role {
 enum bypass_state {
 	BYPASS_WATCHED,
 	BYPASS_ACTIVE,
-	BYPASS_UNFIT,	/* it has turned to bulk, passes too much, or has an end with BYPASS_THREADS: user space has it leave */
+	BYPASS_UNFIT,	/* it has turned to bulk, passes too much, or has an end of BYPASS_WAITERS: user space has it leave */
 	BYPASS_LEAVING,
 	BYPASS_LEFT,	/* for good */
 	BYPASS_STUCK,
@@ -41,6 +41,10 @@ enum bypass_trait {
 	BYPASS_SPLICES = 2,	/* splice(2), which does not see what was redirected */
 	BYPASS_URGENT = 4,	/* it has read out of band */
 	BYPASS_THREADS = 8,	/* one thread waits in recv(2) while another sends: see is_duplex */
+	BYPASS_MIXES = 16,	/* it sends without waiting for room, and waits in recv(2): see keeps_no_wait */
+	BYPASS_WOKEN = 32,	/* its recv(2) was woken for nothing */
+	/* Those whose recv(2) may return EAGAIN as a member's. */
+	BYPASS_WAITERS = BYPASS_THREADS | BYPASS_MIXES | BYPASS_WOKEN,
 };
 
 /* Being a member does not pay while many messages pass: each of them costs more than without the map. */

@@ -1125,6 +1125,9 @@ pub mod bypass_trait {
     pub const SPLICES: u32 = 2;
     pub const URGENT: u32 = 4;
     pub const THREADS: u32 = 8;
+    pub const MIXES: u32 = 16;
+    pub const WOKEN: u32 = 32;
+    pub const WAITERS: u32 = 56;
 }
 
 /// `enum bypass_patience`.
