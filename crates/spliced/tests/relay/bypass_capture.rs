@@ -279,7 +279,10 @@ fn a_capture_of_a_bypass_that_is_killed_fails_in_words_and_its_file_is_whole() {
     bypass.wait_end();
     ends.converse(10);
     assert_eq!(capture.wait_end().code(), Some(1));
-    assert_eq!(capture.lines_logged("the process of the bypass was killed"), 1);
+    assert_eq!(
+        capture.lines_logged("the process of the bypass was killed"),
+        1
+    );
     let [received, dropped] = statistics(&std::fs::read(&path).expect("a file"));
     assert!(received >= 20 && dropped == 0, "{received} {dropped}");
 
@@ -298,8 +301,13 @@ fn a_capture_of_a_bypass_that_is_killed_fails_in_words_and_its_file_is_whole() {
     let mut capture = place.capture(&["-w", "/dev/null"]);
     bypass.signal(Signal::KILL);
     bypass.wait_end();
-    until("its lease has lapsed", || place.status()["is_alive"] == false);
+    until("its lease has lapsed", || {
+        place.status()["is_alive"] == false
+    });
     ends.under_load(|| assert!(place.off().contains("is off")));
     assert_eq!(capture.wait_end().code(), Some(1));
-    assert_eq!(capture.lines_logged("the process of the bypass was killed"), 1);
+    assert_eq!(
+        capture.lines_logged("the process of the bypass was killed"),
+        1
+    );
 }
