@@ -84,8 +84,11 @@ static __always_inline int is_splice(void)
 	return 0;
 }
 
-/* Whether the system call of this task sends, and does not wait for room: send(2), sendmsg(2) or sendmmsg(2) with MSG_DONTWAIT. */
-static __always_inline int is_impatient(void)
+/*
+ * Whether the system call of this task sends, and does not wait for room: send(2), sendmsg(2) or sendmmsg(2) with MSG_DONTWAIT.
+ * Not inline: the verifier checks it once, and not in each way through bypass_send.
+ */
+__attribute__((noinline)) int is_impatient(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	long regs = bpf_task_pt_regs(task);
@@ -216,9 +219,31 @@ static __always_inline int is_read_by_splicer(struct bypass_settings *settings, 
 	return 0;
 }
 
-/* What keeps a message of `from`, whose socket is @sk, from being redirected to `to`. */
-static __always_inline __u32 obstacle(struct bypass_settings *settings, struct bpf_sock *sk, struct bypass_end *from,
-				      struct bypass_end *to, __u32 bytes)
+/* Fields of an end's socket, which lives at least as long as a call on it or its peer's counters. */
+static __always_inline struct tcp_sock *socket_of(struct bypass_end *end)
+{
+	return bpf_rdonly_cast((void *)end->socket, bpf_core_type_id_kernel(struct tcp_sock));
+}
+
+/*
+ * Whether the owner is dead. The coarse clock moves with each tick, so a look at it lasts for that: a call is dear where each
+ * return costs (Safe RET of AMD), and bpf_jiffies64 is none.
+ */
+static __always_inline int is_orphan(struct bypass_settings *settings, struct bypass_end *from)
+{
+	__u64 tick = bpf_jiffies64();
+
+	if (from->fresh_tick == tick)
+		return 0;
+	if (is_stale(&settings->lease, bpf_ktime_get_coarse_ns()))
+		return 1;
+	from->fresh_tick = tick;
+	return 0;
+}
+
+/* What keeps a message of `from` from being redirected to `to`. */
+static __always_inline __u32 obstacle(struct bypass_settings *settings, struct bypass_end *from, struct bypass_end *to,
+				      __u32 bytes)
 {
 	struct tcp_sock *tcp, *theirs;
 	__s64 waiting;
@@ -234,10 +259,10 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 		from->burst_messages = 0;
 	if (waiting + bytes + (__u64)(from->burst_messages + 1) * BOUND_MESSAGE_COST > settings->unread_bytes)
 		return BYPASS_FULL;
-	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
-	if (!tcp || to->copied_seq != tcp->write_seq)
+	tcp = socket_of(from);
+	if (to->copied_seq != tcp->write_seq)
 		return BYPASS_BEHIND;
-	theirs = bpf_rdonly_cast((void *)to->socket, bpf_core_type_id_kernel(struct tcp_sock));
+	theirs = socket_of(to);
 	if (tcp->inet_conn.icsk_ulp_ops || theirs->inet_conn.icsk_ulp_ops)
 		return BYPASS_UPPER;
 	if (theirs->inet_conn.icsk_inet.sk.sk_rcvlowat > 1)
@@ -246,13 +271,13 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 }
 
 /* Has a message copied whose verdict is given, if somebody captures. */
-static __always_inline void capture(struct bypass_settings *settings, struct sk_msg_md *message, __u64 now_ns)
+static __always_inline void capture(struct bypass_settings *settings, struct sk_msg_md *message)
 {
 	__u64 until_ns = settings->capture_until_ns;
 
 	if (!until_ns)
 		return;
-	if ((__s64)(until_ns - now_ns) <= 0 || !copied(message))
+	if ((__s64)(until_ns - bpf_ktime_get_coarse_ns()) <= 0 || !copied(message))
 		__sync_fetch_and_add(&settings->capture_missed, 1);
 }
 
@@ -266,7 +291,6 @@ int bypass_send(struct sk_msg_md *message)
 	__u32 bytes = message->size;
 	struct bypass_mark *mark;
 	struct bypass_pair *pair;
-	__u64 now_ns;
 	__u32 found;
 
 	if (!sk || !settings)
@@ -286,18 +310,16 @@ int bypass_send(struct sk_msg_md *message)
 	}
 	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
 	from->sends++;
-	from->sender = (__u32)bpf_get_current_pid_tgid();
 	if (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK)
 		return SK_PASS;
-	now_ns = bpf_ktime_get_coarse_ns();
-	if (is_stale(&settings->lease, now_ns)) {
+	if (is_orphan(settings, from)) {
 		found = BYPASS_STALE;
 	} else if (is_unfit(settings, from, to, bytes) &&
 		   __sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE) {
 		found = from->obstacle ? from->obstacle : BYPASS_LARGE;
 		tell(settings, &mark->key);
 	} else {
-		found = obstacle(settings, sk, from, to, bytes);
+		found = obstacle(settings, from, to, bytes);
 	}
 	/* Its reader would take this first. */
 	if (pair->state == BYPASS_STUCK)
@@ -311,7 +333,7 @@ int bypass_send(struct sk_msg_md *message)
 			from->redirected_messages++;
 			from->burst_messages++;
 			from->obstacle = BYPASS_NOTHING;
-			capture(settings, message, now_ns);
+			capture(settings, message);
 			return SK_PASS;
 		}
 		from->redirected_bytes -= bytes;
@@ -320,12 +342,13 @@ int bypass_send(struct sk_msg_md *message)
 	from->obstacle = found;
 	from->passed_bytes += bytes;
 	from->passed_messages++;
-	/* Only what goes over TCP takes room. */
+	/* Only what goes over TCP takes room, so who sends what is redirected does not matter. */
+	from->sender = (__u32)bpf_get_current_pid_tgid();
 	if (keeps_no_wait(from))
 		send_off(settings, mark, pair, from, BYPASS_MIXES);
 	if (found == BYPASS_FULL)
 		from->full_messages++;
-	capture(settings, message, now_ns);
+	capture(settings, message);
 	return SK_PASS;
 }
 
@@ -374,18 +397,21 @@ int bypass_received(__u64 *ctx)
 			look_at_wait(sk);
 		return 0;
 	}
-	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
-	settings = the_settings();
-	if (!tcp || !settings || tcp->segs_in < FIRST_SEGMENTS)
-		return 0;
 	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	settings = the_settings();
+	if (!settings)
+		return 0;
 	if (!mark) {
-		pair_up(sk, tcp, settings);
+		tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
+		if (tcp && tcp->segs_in >= FIRST_SEGMENTS)
+			pair_up(sk, tcp, settings);
 		return 0;
 	}
 	pair = pair_of(mark);
 	if (!pair)
 		return 0;
+	/* Only those of TCP have a mark. */
+	tcp = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct tcp_sock));
 	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
 	if (flags & MSG_OOB) {
 		end->traits |= BYPASS_URGENT;
