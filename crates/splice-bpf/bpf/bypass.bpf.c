@@ -31,6 +31,11 @@
 #define MSG_WAITALL 0x100
 #define MSG_ERRQUEUE 0x2000
 
+#define EAGAIN 11
+
+/* Of a timeout that is none (linux/sched.h). */
+#define MAX_SCHEDULE_TIMEOUT ((long)(~0UL >> 1))
+
 /* How many messages make an average: enough that a large one among small ones does not count for bulk. */
 #define WINDOW_MESSAGES 32
 
@@ -77,6 +82,53 @@ static __always_inline int is_splice(void)
 		return number == 76 || number == 340;
 	}
 	return 0;
+}
+
+/*
+ * Whether the system call of this task sends, and does not wait for room: send(2), sendmsg(2) or sendmmsg(2) with MSG_DONTWAIT.
+ * Not inline: the verifier checks it once, and not in each way through bypass_send.
+ */
+__attribute__((noinline)) int is_impatient(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	long regs = bpf_task_pt_regs(task);
+	struct pt_regs___x86 *x86 = (void *)regs;
+	struct pt_regs___arm64 *arm64 = (void *)regs;
+	__u64 number = 0, flags = 0;
+
+	if (bpf_core_field_exists(x86->orig_ax)) {
+		bpf_core_read(&number, sizeof(number), &x86->orig_ax);
+		if (number == 44 || number == 307)
+			bpf_core_read(&flags, sizeof(flags), &x86->r10);
+		else if (number == 46)
+			bpf_core_read(&flags, sizeof(flags), &x86->dx);
+	} else if (bpf_core_field_exists(arm64->syscallno)) {
+		bpf_core_read(&number, sizeof(int), &arm64->syscallno);
+		if (number == 206 || number == 269)
+			bpf_core_read(&flags, sizeof(flags), &arm64->regs[3]);
+		else if (number == 211)
+			bpf_core_read(&flags, sizeof(flags), &arm64->regs[2]);
+	}
+	return !!(flags & MSG_DONTWAIT);
+}
+
+/* Has a pair leave since a recv(2) of @end may return EAGAIN without a reason, at once: that may be the next call. */
+static __always_inline void send_off(struct bypass_settings *settings, struct bypass_mark *mark, struct bypass_pair *pair,
+				     struct bypass_end *end, __u32 trait)
+{
+	if (!(end->traits & trait))
+		__sync_fetch_and_or(&end->traits, trait);
+	if (__sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE)
+		tell_at_once(settings, &mark->key);
+}
+
+/*
+ * Whether this task, which sends on a socket that is read by calls that wait, does not wait for room. Room that comes later
+ * wakes such a call up, and a member's returns EAGAIN then (tcp_msg_wait_data, Linux 6.1 to 7.2).
+ */
+static __always_inline int keeps_no_wait(struct bypass_end *end)
+{
+	return end->waiter && is_impatient();
 }
 
 /* In tcp_v4_destroy_sock: nobody has a descriptor of it any more. */
@@ -167,9 +219,31 @@ static __always_inline int is_read_by_splicer(struct bypass_settings *settings, 
 	return 0;
 }
 
-/* What keeps a message of `from`, whose socket is @sk, from being redirected to `to`. */
-static __always_inline __u32 obstacle(struct bypass_settings *settings, struct bpf_sock *sk, struct bypass_end *from,
-				      struct bypass_end *to, __u32 bytes)
+/* Fields of an end's socket, which lives at least as long as a call on it or its peer's counters. */
+static __always_inline struct tcp_sock *socket_of(struct bypass_end *end)
+{
+	return bpf_rdonly_cast((void *)end->socket, bpf_core_type_id_kernel(struct tcp_sock));
+}
+
+/*
+ * Whether the owner is dead. The coarse clock moves with each tick, so a look at it lasts for that: a call is dear where each
+ * return costs (Safe RET of AMD), and bpf_jiffies64 is none.
+ */
+static __always_inline int is_orphan(struct bypass_settings *settings, struct bypass_end *from)
+{
+	__u64 tick = bpf_jiffies64();
+
+	if (from->fresh_tick == tick)
+		return 0;
+	if (is_stale(&settings->lease, bpf_ktime_get_coarse_ns()))
+		return 1;
+	from->fresh_tick = tick;
+	return 0;
+}
+
+/* What keeps a message of `from` from being redirected to `to`. */
+static __always_inline __u32 obstacle(struct bypass_settings *settings, struct bypass_end *from, struct bypass_end *to,
+				      __u32 bytes)
 {
 	struct tcp_sock *tcp, *theirs;
 	__s64 waiting;
@@ -185,10 +259,10 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 		from->burst_messages = 0;
 	if (waiting + bytes + (__u64)(from->burst_messages + 1) * BOUND_MESSAGE_COST > settings->unread_bytes)
 		return BYPASS_FULL;
-	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
-	if (!tcp || to->copied_seq != tcp->write_seq)
+	tcp = socket_of(from);
+	if (to->copied_seq != tcp->write_seq)
 		return BYPASS_BEHIND;
-	theirs = bpf_rdonly_cast((void *)to->socket, bpf_core_type_id_kernel(struct tcp_sock));
+	theirs = socket_of(to);
 	if (tcp->inet_conn.icsk_ulp_ops || theirs->inet_conn.icsk_ulp_ops)
 		return BYPASS_UPPER;
 	if (theirs->inet_conn.icsk_inet.sk.sk_rcvlowat > 1)
@@ -197,13 +271,13 @@ static __always_inline __u32 obstacle(struct bypass_settings *settings, struct b
 }
 
 /* Has a message copied whose verdict is given, if somebody captures. */
-static __always_inline void capture(struct bypass_settings *settings, struct sk_msg_md *message, __u64 now_ns)
+static __always_inline void capture(struct bypass_settings *settings, struct sk_msg_md *message)
 {
 	__u64 until_ns = settings->capture_until_ns;
 
 	if (!until_ns)
 		return;
-	if ((__s64)(until_ns - now_ns) <= 0 || !copied(message))
+	if ((__s64)(until_ns - bpf_ktime_get_coarse_ns()) <= 0 || !copied(message))
 		__sync_fetch_and_add(&settings->capture_missed, 1);
 }
 
@@ -217,7 +291,6 @@ int bypass_send(struct sk_msg_md *message)
 	__u32 bytes = message->size;
 	struct bypass_mark *mark;
 	struct bypass_pair *pair;
-	__u64 now_ns;
 	__u32 found;
 
 	if (!sk || !settings)
@@ -237,18 +310,16 @@ int bypass_send(struct sk_msg_md *message)
 	}
 	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
 	from->sends++;
-	from->sender = (__u32)bpf_get_current_pid_tgid();
 	if (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK)
 		return SK_PASS;
-	now_ns = bpf_ktime_get_coarse_ns();
-	if (is_stale(&settings->lease, now_ns)) {
+	if (is_orphan(settings, from)) {
 		found = BYPASS_STALE;
 	} else if (is_unfit(settings, from, to, bytes) &&
 		   __sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE) {
 		found = from->obstacle ? from->obstacle : BYPASS_LARGE;
 		tell(settings, &mark->key);
 	} else {
-		found = obstacle(settings, sk, from, to, bytes);
+		found = obstacle(settings, from, to, bytes);
 	}
 	/* Its reader would take this first. */
 	if (pair->state == BYPASS_STUCK)
@@ -262,7 +333,7 @@ int bypass_send(struct sk_msg_md *message)
 			from->redirected_messages++;
 			from->burst_messages++;
 			from->obstacle = BYPASS_NOTHING;
-			capture(settings, message, now_ns);
+			capture(settings, message);
 			return SK_PASS;
 		}
 		from->redirected_bytes -= bytes;
@@ -271,9 +342,13 @@ int bypass_send(struct sk_msg_md *message)
 	from->obstacle = found;
 	from->passed_bytes += bytes;
 	from->passed_messages++;
+	/* Only what goes over TCP takes room, so who sends what is redirected does not matter. */
+	from->sender = (__u32)bpf_get_current_pid_tgid();
+	if (keeps_no_wait(from))
+		send_off(settings, mark, pair, from, BYPASS_MIXES);
 	if (found == BYPASS_FULL)
 		from->full_messages++;
-	capture(settings, message, now_ns);
+	capture(settings, message);
 	return SK_PASS;
 }
 
@@ -284,6 +359,21 @@ int bypass_send(struct sk_msg_md *message)
 static __always_inline int is_duplex(struct bypass_end *end, __u32 thread)
 {
 	return end->waiter == thread && end->sender && end->sender != thread;
+}
+
+/* A recv(2) that waits as long as it takes has returned EAGAIN: a member's was woken for nothing. */
+static __always_inline void look_at_wait(struct sock *sk)
+{
+	struct bypass_settings *settings = the_settings();
+	struct bypass_mark *mark;
+	struct bypass_pair *pair;
+
+	if (!sk->sk_user_data || sk->sk_rcvtimeo != MAX_SCHEDULE_TIMEOUT)
+		return;
+	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	pair = mark ? pair_of(mark) : NULL;
+	if (pair && settings)
+		send_off(settings, mark, pair, mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1], BYPASS_WOKEN);
 }
 
 /* Behind each recvmsg that returned something (sock_recvmsg_nosec, Linux 6.3). */
@@ -300,20 +390,28 @@ int bypass_received(__u64 *ctx)
 	struct tcp_sock *tcp;
 	__u64 current;
 
-	if (length <= 0 || flags & (MSG_PEEK | MSG_ERRQUEUE))
+	if (flags & (MSG_PEEK | MSG_ERRQUEUE))
 		return 0;
-	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
-	settings = the_settings();
-	if (!tcp || !settings || tcp->segs_in < FIRST_SEGMENTS)
+	if (length <= 0) {
+		if (length == -EAGAIN && !(flags & MSG_DONTWAIT))
+			look_at_wait(sk);
 		return 0;
+	}
 	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	settings = the_settings();
+	if (!settings)
+		return 0;
 	if (!mark) {
-		pair_up(sk, tcp, settings);
+		tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
+		if (tcp && tcp->segs_in >= FIRST_SEGMENTS)
+			pair_up(sk, tcp, settings);
 		return 0;
 	}
 	pair = pair_of(mark);
 	if (!pair)
 		return 0;
+	/* Only those of TCP have a mark. */
+	tcp = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct tcp_sock));
 	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
 	if (flags & MSG_OOB) {
 		end->traits |= BYPASS_URGENT;
@@ -323,11 +421,8 @@ int bypass_received(__u64 *ctx)
 		end->traits |= BYPASS_WAITALL;
 	current = bpf_get_current_pid_tgid();
 	end->process = current >> 32;
-	if (!(flags & MSG_DONTWAIT) && is_duplex(end, (__u32)current)) {
-		end->traits |= BYPASS_THREADS;
-		if (__sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE)
-			tell(settings, &mark->key);
-	}
+	if (!(flags & MSG_DONTWAIT) && is_duplex(end, (__u32)current))
+		send_off(settings, mark, pair, end, BYPASS_THREADS);
 	end->waiter = flags & MSG_DONTWAIT ? 0 : (__u32)current;
 	/* Before the sum, so that what was redirected never looks read too early. */
 	copied_seq = tcp->copied_seq;
@@ -347,18 +442,22 @@ int bypass_received(__u64 *ctx)
 	return 0;
 }
 
-/* Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). What members send, bypass_send counts. */
+/*
+ * Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). What members send, bypass_send counts; but it is not called if there is no
+ * room.
+ */
 SEC("tp_btf/sock_send_length")
 int bypass_sent(__u64 *ctx)
 {
 	struct sock *sk = (struct sock *)ctx[0];
 	struct bypass_settings *settings;
+	int length = ctx[1];
 	struct bypass_mark *mark;
 	struct bypass_pair *pair;
 	struct bypass_end *end;
 	struct tcp_sock *tcp;
 
-	if ((int)ctx[1] <= 0 || sk->sk_user_data)
+	if (length > 0 ? !!sk->sk_user_data : length != -EAGAIN)
 		return 0;
 	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
 	settings = the_settings();
@@ -375,6 +474,10 @@ int bypass_sent(__u64 *ctx)
 	if (!pair)
 		return 0;
 	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
+	if (end->waiter && pair->state <= BYPASS_ACTIVE && (length < 0 || is_impatient()))
+		send_off(settings, mark, pair, end, BYPASS_MIXES);
+	if (length < 0)
+		return 0;
 	end->sender = (__u32)bpf_get_current_pid_tgid();
 	__sync_fetch_and_add(&end->sends, 1);
 	return 0;

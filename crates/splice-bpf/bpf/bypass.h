@@ -7,7 +7,7 @@
 #include "trace.h"
 
 enum bypass_version {
-	BYPASS_LAYOUT = 5,	/* of everything here that is pinned, and what it means */
+	BYPASS_LAYOUT = 6,	/* of everything here that is pinned, and what it means */
 };
 
 /* The two ends of a connection. */
@@ -29,7 +29,7 @@ enum bypass_role {
 enum bypass_state {
 	BYPASS_WATCHED,
 	BYPASS_ACTIVE,
-	BYPASS_UNFIT,	/* it has turned to bulk, passes too much, or has an end with BYPASS_THREADS: user space has it leave */
+	BYPASS_UNFIT,	/* it has turned to bulk, passes too much, or has an end of BYPASS_WAITERS: user space has it leave */
 	BYPASS_LEAVING,
 	BYPASS_LEFT,	/* for good */
 	BYPASS_STUCK,
@@ -41,6 +41,10 @@ enum bypass_trait {
 	BYPASS_SPLICES = 2,	/* splice(2), which does not see what was redirected */
 	BYPASS_URGENT = 4,	/* it has read out of band */
 	BYPASS_THREADS = 8,	/* one thread waits in recv(2) while another sends: see is_duplex */
+	BYPASS_MIXES = 16,	/* it sends without waiting for room, and waits in recv(2): see keeps_no_wait */
+	BYPASS_WOKEN = 32,	/* its recv(2) was woken for nothing */
+	/* Those whose recv(2) may return EAGAIN as a member's. */
+	BYPASS_WAITERS = BYPASS_THREADS | BYPASS_MIXES | BYPASS_WOKEN,
 };
 
 /* Being a member does not pay while many messages pass: each of them costs more than without the map. */
@@ -95,7 +99,7 @@ struct bypass_end {
 	__u32 user;		/* the socket's uid, once user space has asked */
 	__u32 process;		/* that has read last */
 	__u32 waiter;		/* the thread that has read last, if it would have waited */
-	__u32 sender;		/* the thread that has sent last */
+	__u32 sender;		/* the thread that has sent last by TCP, since it is a member if it is one */
 
 	/* What it has read. */
 	__u64 received_bytes;	/* by recvmsg, whichever way they came */
@@ -119,6 +123,7 @@ struct bypass_end {
 	__u32 obstacle;		/* enum bypass_obstacle, of the last message */
 	__u32 window_balance;	/* redirected messages of both ends, less twice the passed ones, when the window began */
 	__u32 poor_windows;	/* in a row, each of which saw a third of the pair's messages pass; or BYPASS_OVER */
+	__u64 fresh_tick;	/* in which its owner was found alive, by bpf_jiffies64 */
 	__u64 poor_since_ns;	/* the end of the first of them */
 	__u32 checked_process;	/* the reader's, which did not splice when settings had */
 	__u32 checked_splicers;	/* so many splicers */
@@ -135,8 +140,8 @@ struct bypass_pair {
 	__u32 told;			/* user space has been told that it is worth a look */
 };
 
-_Static_assert(sizeof(struct bypass_end) == 216, "no padding");
-_Static_assert(sizeof(struct bypass_pair) == 2 * 216 + 24, "no padding");
+_Static_assert(sizeof(struct bypass_end) == 224, "no padding");
+_Static_assert(sizeof(struct bypass_pair) == 2 * 224 + 24, "no padding");
 
 /* What the owner tells the programs, and they tell the owner. */
 struct bypass_settings {

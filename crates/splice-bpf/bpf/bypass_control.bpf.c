@@ -114,6 +114,7 @@ int bypass_control(struct __sk_buff *skb)
 		if (of.state == BYPASS_ACTIVE) {
 			pair->ends[0].reads_before = pair->ends[0].reads;
 			pair->ends[1].reads_before = pair->ends[1].reads;
+			pair->ends[0].sender = pair->ends[1].sender = 0;
 		}
 		pair->reason = of.reason;
 		pair->state = of.state;

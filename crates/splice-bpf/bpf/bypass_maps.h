@@ -64,6 +64,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	int sk_rcvlowat;
+	long sk_rcvtimeo;
 	void *sk_socket;
 	kuid_t sk_uid;
 	void *sk_user_data;
@@ -96,10 +97,13 @@ struct tcp_sock {
 
 /* Of each architecture; what is behind ___ is not compared. */
 struct pt_regs___x86 {
+	unsigned long r10;
+	unsigned long dx;
 	unsigned long orig_ax;
 };
 
 struct pt_regs___arm64 {
+	__u64 regs[31];
 	int syscallno;
 };
 

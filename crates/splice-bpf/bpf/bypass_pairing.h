@@ -96,11 +96,22 @@ static __always_inline void describe(struct sock *sk, struct tcp_sock *tcp, stru
 	}
 }
 
-static __always_inline void tell(struct bypass_settings *settings, const struct bypass_key *key)
+static __always_inline void tell_by(struct bypass_settings *settings, const struct bypass_key *key, __u64 flags)
 {
 	/* Who does not fit stays as it is. */
-	if (bpf_ringbuf_output(&bypass_news, (void *)key, sizeof(*key), BPF_RB_NO_WAKEUP))
+	if (bpf_ringbuf_output(&bypass_news, (void *)key, sizeof(*key), flags))
 		__sync_fetch_and_add(&settings->missed, 1);
+}
+
+static __always_inline void tell(struct bypass_settings *settings, const struct bypass_key *key)
+{
+	tell_by(settings, key, BPF_RB_NO_WAKEUP);
+}
+
+/* Wakes user space up. */
+static __always_inline void tell_at_once(struct bypass_settings *settings, const struct bypass_key *key)
+{
+	tell_by(settings, key, BPF_RB_FORCE_WAKEUP);
 }
 
 /* Pairs a socket with its other end, if it is covered. Nobody reads from it meanwhile. */

@@ -324,12 +324,13 @@ pub struct BypassEnd {
     pub obstacle: u32,
     pub window_balance: u32,
     pub poor_windows: u32,
+    pub fresh_tick: u64,
     pub poor_since_ns: u64,
     pub checked_process: u32,
     pub checked_splicers: u32,
 }
 
-const _: () = assert!(size_of::<BypassEnd>() == 216);
+const _: () = assert!(size_of::<BypassEnd>() == 224);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassEnd {}
@@ -347,7 +348,7 @@ pub struct BypassPair {
     pub told: u32,
 }
 
-const _: () = assert!(size_of::<BypassPair>() == 456);
+const _: () = assert!(size_of::<BypassPair>() == 472);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassPair {}
@@ -1096,7 +1097,7 @@ pub mod bound_cost {
 /// `enum bypass_version`.
 #[allow(dead_code, reason = "some are the programs' alone")]
 pub mod bypass_version {
-    pub const LAYOUT: u32 = 5;
+    pub const LAYOUT: u32 = 6;
 }
 
 /// `enum bypass_role`.
@@ -1125,6 +1126,9 @@ pub mod bypass_trait {
     pub const SPLICES: u32 = 2;
     pub const URGENT: u32 = 4;
     pub const THREADS: u32 = 8;
+    pub const MIXES: u32 = 16;
+    pub const WOKEN: u32 = 32;
+    pub const WAITERS: u32 = 56;
 }
 
 /// `enum bypass_patience`.

@@ -34,7 +34,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// As much as small messages come to in the time between two turns, on a machine that is busy.
 const RING_BYTES: u32 = 16 << 20;
 
-/// An owner that has not written its heartbeat for so long has ended, or every message goes over TCP.
+/// An owner that has not written its heartbeat for so long was killed, or stands still.
 const OWNER_GONE: Duration = Duration::from_secs(3);
 
 /// What a capture takes.
@@ -115,8 +115,10 @@ pub struct Captured {
 /// Why a capture has come to its end by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureEnd {
-    /// The bypass is off, or its process has ended.
+    /// The bypass was turned off.
     BypassEnded,
+    /// The process of the bypass was killed, or stands still: every message goes over TCP.
+    BypassGone,
     /// It stood still for so long that it was taken for dead.
     Superseded,
 }
@@ -130,6 +132,8 @@ pub struct Capture {
     before: Counts,
     /// Itself, until the last message is there.
     last: Option<Counts>,
+    /// Whether the owner of the bypass lived at the last look.
+    had_owner: bool,
     is_over: bool,
 }
 
@@ -210,11 +214,21 @@ impl Capture {
     /// Begins to capture.
     ///
     /// # Errors
-    /// - [`ErrorKind::System`] if there is no bypass, or another process captures its messages.
+    /// - [`ErrorKind::System`] if there is no bypass or its process was killed, or another process captures its messages.
     /// - [`ErrorKind::BpfRefused`] without the rights.
     pub fn start(options: &CaptureOptions) -> Result<Self> {
         let pins = Pins::at(&options.pins, PINNED);
         let shared = tables::Shared::open(&pins)?;
+        if is_gone(shared.settings.at(0)) {
+            return Err(Error::new(
+                ErrorKind::System,
+                format!(
+                    "the process of the bypass with its pins in {} was killed or stands still, so that nothing is redirected",
+                    options.pins.display()
+                ),
+            )
+            .with_remedy("start the bypass again, or end it with 'spliced bypass off'"));
+        }
         let setting = BypassCaptureSetting {
             filter: filter(options.connection),
             snap_bytes: options.snap_bytes.min(CaptureOptions::SNAP_MOST),
@@ -242,6 +256,7 @@ impl Capture {
             ring,
             before: Counts::default(),
             last: None,
+            had_owner: true,
             is_over: false,
         };
         let failed = |errno| Error::system("cannot have messages captured", errno);
@@ -275,10 +290,19 @@ impl Capture {
             return Ok(Some(CaptureEnd::Superseded));
         }
         let settings = self.claim.settings.at(0);
-        let heartbeat_ns = settings.lease.heartbeat_ns.load(Ordering::Acquire);
-        let is_gone = now_ns().saturating_sub(heartbeat_ns) > OWNER_GONE.as_nanos() as u64;
-        let has_ended = is_gone || settings.stopping.load(Ordering::Acquire) != 0;
-        Ok(has_ended.then_some(CaptureEnd::BypassEnded))
+        // Before its heartbeat: the owner that stops writes none.
+        let is_off = settings.stopping.load(Ordering::Acquire) != 0;
+        let has_owner = settings.lease.is_held();
+        if is_off {
+            // What a killed one has left may be cleared up within the time below.
+            let was_alive = has_owner || self.had_owner;
+            return Ok(Some(match was_alive {
+                true => CaptureEnd::BypassEnded,
+                false => CaptureEnd::BypassGone,
+            }));
+        }
+        self.had_owner = has_owner;
+        Ok(is_gone(settings).then_some(CaptureEnd::BypassGone))
     }
 
     /// Ends it, and takes what there is.
@@ -352,6 +376,11 @@ impl Capture {
         });
         self.claim.end();
     }
+}
+
+fn is_gone(of: &BypassSettings) -> bool {
+    let heartbeat_ns = of.lease.heartbeat_ns.load(Ordering::Acquire);
+    now_ns().saturating_sub(heartbeat_ns) > OWNER_GONE.as_nanos() as u64
 }
 
 /// Waits for programs that run, and may still write into a ring.

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use splice_bpf::types::{BypassKey, bypass_state};
+use splice_bpf::types::{BypassKey, BypassMember, bypass_state};
 use splice_bpf::wait_for_programs;
 
 use super::reason::Reason;
@@ -20,10 +20,20 @@ use super::tables::{PROGRAM_MOST, Tables, members, unread};
 /// bytes by other means than recvmsg.
 const EMPTY_FOR: Duration = Duration::from_secs(1);
 
-/// Pairs that are about to leave.
+/// Pairs that are about to leave, with both their members by role.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
-    leaving: HashMap<Id, Option<Instant>>,
+    leaving: HashMap<Id, [Leaving; 2]>,
+}
+
+/// A member that is about to leave.
+#[derive(Clone, Copy, Debug)]
+enum Leaving {
+    /// Something may wait in its queue.
+    Unread,
+    /// Nothing has since then.
+    Empty(Instant),
+    Left,
 }
 
 type Id = (u32, u32);
@@ -50,7 +60,7 @@ impl Drain {
         }
         for (of, reason) in pairs {
             tables.turn(of, bypass_state::LEAVING, Some(reason));
-            self.leaving.insert(id(of), None);
+            self.leaving.insert(id(of), [Leaving::Unread; 2]);
         }
         if wait_for_programs().is_err() {
             thread::sleep(PROGRAM_MOST);
@@ -71,33 +81,25 @@ impl Drain {
         self.begin(tables, &all);
     }
 
-    /// Removes those that have nothing unread. Whether any is left.
+    /// Removes those that have nothing unread. Whether any is left. An end does not wait for the other one, which may never read.
     pub(super) fn go_on(&mut self, tables: &Tables) -> bool {
-        self.leaving.retain(|of, empty_since| {
+        self.leaving.retain(|of, ends| {
             let key = key(*of);
-            let is_read = match tables.pair(key) {
-                // Both ends are closed, and are in no map any more.
-                None => true,
-                // The kernel has removed an end that is closed, and drops what nobody can read. The other end may
-                // still read.
-                Some(pair) => {
-                    let [by_client, by_server] = unread(&pair);
-                    (by_client == 0 || pair.closed & 2 != 0)
-                        && (by_server == 0 || pair.closed & 1 != 0)
-                }
-            };
-            let is_empty = !members(key).iter().any(|member| tables.has_unread(*member));
-            if !is_empty {
-                *empty_since = None;
+            // Without a pair, both ends are closed, and are in no map any more.
+            let pair = tables.pair(key);
+            let sent = pair.as_ref().map_or([0; 2], unread);
+            let closed = pair.as_ref().map_or(3, |pair| pair.closed);
+            for (role, (member, end)) in members(key).into_iter().zip(&mut *ends).enumerate() {
+                // The kernel has removed an end that is closed, and drops what nobody can read.
+                let is_read = sent[1 - role] == 0 || closed & 1 << role != 0;
+                *end = go(tables, member, *end, is_read);
             }
-            let since = empty_since.get_or_insert_with(Instant::now);
-            if is_empty && (is_read || since.elapsed() > EMPTY_FOR) {
-                tables.remove_both(key);
+            let have_left = ends.iter().all(|end| matches!(end, Leaving::Left));
+            if have_left {
                 let reason = tables.pair(key).and_then(|pair| Reason::of(pair.reason));
                 tables.turn(key, bypass_state::LEFT, reason);
-                return false;
             }
-            true
+            !have_left
         });
         !self.leaving.is_empty()
     }
@@ -105,4 +107,19 @@ impl Drain {
     pub(super) fn count(&self) -> usize {
         self.leaving.len()
     }
+}
+
+/// Removes a member if it has nothing unread. `is_read`: all that was redirected to it has been read, as far as that was counted.
+fn go(tables: &Tables, member: BypassMember, end: Leaving, is_read: bool) -> Leaving {
+    let since = match end {
+        Leaving::Left => return Leaving::Left,
+        _ if tables.has_unread(member) => return Leaving::Unread,
+        Leaving::Unread => Instant::now(),
+        Leaving::Empty(since) => since,
+    };
+    if !is_read && since.elapsed() <= EMPTY_FOR {
+        return Leaving::Empty(since);
+    }
+    tables.remove(member);
+    Leaving::Left
 }

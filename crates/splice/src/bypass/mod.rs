@@ -60,7 +60,7 @@ pub use self::reason::{Obstacle, Reason};
 pub use self::rule::{Rule, Rules};
 pub use self::status::{Connection, End, State, Status, Sum, status};
 
-/// How often [`Bypass::turn`] has to be called. A heartbeat that is 500 ms old is that of a dead owner.
+/// How often [`Bypass::turn`] has to be called, which [`Bypass::wait`] sees to. A heartbeat that is 500 ms old is that of a dead owner.
 pub const TURN_EVERY: Duration = Duration::from_millis(20);
 
 /// The longest time until a pair is looked at again.
@@ -173,7 +173,12 @@ impl Bypass {
         })
     }
 
-    /// Does what is to be done now. Call it every [`TURN_EVERY`]. It may enter other network namespaces for a moment
+    /// Waits until it is to be turned again: for [`TURN_EVERY`], or until a connection has to leave at once.
+    pub fn wait(&self) {
+        self.news.wait(TURN_EVERY);
+    }
+
+    /// Does what is to be done now. Call it again when [`wait`](Self::wait) has returned, or every [`TURN_EVERY`]. It may enter other network namespaces for a moment
     /// with the calling thread.
     ///
     /// Whether to go on: [`off`] of another process ends a bypass.

@@ -46,8 +46,8 @@ pub(super) fn decide(
     if pair.conflict != 0 {
         return Decision::Never(Reason::Conflict);
     }
-    if has_threads(pair) {
-        return Decision::Never(Reason::Threads);
+    if let Some(why) = why_waits_end_early(pair) {
+        return Decision::Never(why);
     }
     if pair.ends.iter().all(|end| end.traits != 0) {
         return Decision::Never(Reason::Reader);
@@ -91,8 +91,8 @@ pub(super) fn decide(
 /// Why a redirected pair has to leave.
 pub(super) fn why_unfit(pair: &BypassPair) -> Reason {
     let is_poor = |end: &BypassEnd| end.poor_windows == bypass_patience::OVER;
-    if has_threads(pair) {
-        Reason::Threads
+    if let Some(why) = why_waits_end_early(pair) {
+        why
     } else if pair.ends.iter().any(is_poor) {
         Reason::Passing
     } else {
@@ -100,8 +100,16 @@ pub(super) fn why_unfit(pair: &BypassPair) -> Reason {
     }
 }
 
-fn has_threads(pair: &BypassPair) -> bool {
-    (pair.ends.iter()).any(|end| end.traits & bypass_trait::THREADS != 0)
+/// Why a recv(2) that waits may return EAGAIN to a member.
+fn why_waits_end_early(pair: &BypassPair) -> Option<Reason> {
+    let has = |of| pair.ends.iter().any(|end| end.traits & of != 0);
+    let all = [
+        (bypass_trait::THREADS, Reason::Threads),
+        (bypass_trait::MIXES, Reason::Mixes),
+        (bypass_trait::WOKEN, Reason::Woken),
+    ];
+    let found = all.into_iter().find(|(of, _)| has(*of));
+    found.map(|(_, why)| why)
 }
 
 /// What is against it.

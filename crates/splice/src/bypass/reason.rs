@@ -69,6 +69,10 @@ reasons! {
     Stuck = 15, "its reader has called splice(2), which does not see the messages that it has not read yet: it is reset";
     /// Its messages pass, for whatever [`Obstacle`].
     Passing = 16, "too many of its messages had to go over TCP, which costs members of a map of sockets more than others";
+    /// It sends with calls that do not wait, and reads with calls that do.
+    Mixes = 17, "one end sends without waiting for room and waits in recv(2): such a wait may end early (EAGAIN) in a map of sockets";
+    /// It was seen.
+    Woken = 18, "a recv(2) of one end has ended early (EAGAIN) in a map of sockets";
 }
 
 reasons! {

@@ -1,11 +1,15 @@
 //! The programs and maps of a bypass, loaded or found pinned.
 
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
@@ -93,7 +97,11 @@ pub(super) struct Shared {
 }
 
 /// What only the process has that has loaded the programs.
-pub(super) struct News(RingBuffer);
+pub(super) struct News {
+    ring: RingBuffer,
+    /// Of the ring, edge-triggered: it is readable when a program has said that something cannot wait.
+    urgent: OwnedFd,
+}
 
 const SET_UP: &str = "the bypass cannot be set up";
 
@@ -171,7 +179,7 @@ impl Tables {
             let mut link = attached.map_err(|error| explained(SET_UP, &error))?;
             link.pin(&pins.path(name))?;
         }
-        let news = News(object.map("bypass_news")?.consume()?);
+        let news = News::of(&object.map("bypass_news")?)?;
         let tables = Self {
             members,
             pairs,
@@ -331,9 +339,31 @@ fn settings_of(pins: &Pins, word: &Map, pairs: &Map) -> Result<SharedArray<Bypas
 }
 
 impl News {
+    fn of(ring: &Map) -> Result<Self> {
+        let failed = |errno| Error::system("cannot wait for the programs of the bypass", errno);
+        let urgent = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let flags = EventFlags::IN | EventFlags::ET;
+        epoll::add(&urgent, ring, EventData::new_u64(0), flags).map_err(failed)?;
+        Ok(Self {
+            ring: ring.consume()?,
+            urgent,
+        })
+    }
+
+    /// Waits until something cannot wait, for `most` at the longest.
+    pub(super) fn wait(&self, most: Duration) {
+        let most = Timespec {
+            tv_sec: most.as_secs() as i64,
+            tv_nsec: most.subsec_nanos().into(),
+        };
+        let mut events = [MaybeUninit::uninit()];
+        // A signal ends it as well, and does no harm.
+        let _ = epoll::wait(&self.urgent, &mut events[..], Some(&most));
+    }
+
     pub(super) fn take(&mut self) -> Vec<BypassKey> {
         let mut keys = Vec::new();
-        self.0.take_values(|key: &BypassKey| keys.push(*key));
+        self.ring.take_values(|key: &BypassKey| keys.push(*key));
         keys
     }
 }

@@ -2,17 +2,19 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use netlab::{Lab, Need, available, until, until_at_rest};
 use rustix::io::{Errno, ioctl_fionread};
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use splice::bypass::{Bypass, Reason, State};
 
+use crate::payload::Payload;
 use crate::random::Random;
-use crate::stage::{LEAVE, Stage, bytes};
+use crate::stage::{Ends, LEAVE, Stage, bytes};
 
 #[test]
 fn a_reader_that_stops_makes_its_sender_wait() {
@@ -123,6 +125,119 @@ fn threads_that_wait_while_others_send_are_left_alone() {
         let of = stage.connection(&ends).expect("it is there");
         of.state == State::Tcp && of.reason == Some(Reason::Threads)
     });
+    running.stop();
+}
+
+/// A call that sends, and does not wait for room.
+fn send_now(to: &TcpStream, bytes: &[u8]) -> Result<usize, Errno> {
+    send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+}
+
+#[test]
+fn a_program_that_sends_without_waiting_and_waits_for_answers_is_left_alone() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::new();
+    let running = stage.start();
+    let mut ends = stage.connect(Lab::SERVER_V4);
+    let mut heard = [0; 50];
+    until("it is known", || {
+        for _ in 0..20 {
+            assert_eq!(send_now(&ends.client, &[1; 50]), Ok(50));
+            ends.server.read_exact(&mut heard).expect("received");
+            ends.server.write_all(&[2; 50]).expect("sent");
+            ends.client.read_exact(&mut heard).expect("received");
+        }
+        let of = stage.connection(&ends).expect("it is there");
+        for end in [of.client, of.server].into_iter().flatten() {
+            assert_eq!(end.redirected_messages, 0, "{of:?}");
+        }
+        of.state == State::Tcp && of.reason == Some(Reason::Mixes)
+    });
+    running.stop();
+}
+
+/// Of recv(2) without a timeout: how often it has returned EAGAIN before it has filled the buffer.
+fn read_all(from: &TcpStream, heard: &mut [u8]) -> usize {
+    let (mut at, mut early) = (0, 0);
+    while at < heard.len() {
+        match recv(from, &mut heard[at..], RecvFlags::empty()) {
+            Ok((0, _)) => panic!("it ended"),
+            Ok((count, _)) => at += count,
+            Err(Errno::AGAIN) => early += 1,
+            Err(errno) => panic!("{errno}"),
+        }
+    }
+    early
+}
+
+/// Sends until there is no room, and waits for an answer then, again and again. The peer reads only when it waits, so that the
+/// room that it makes wakes it up.
+fn fill_and_wait(ends: &Ends, fill: impl Fn(&TcpStream, &Payload, u64) -> u64) -> usize {
+    const CYCLES: usize = 20;
+    const ANSWER: [u8; 100] = [7; 100];
+    let payload = Payload::new(5);
+    let (full, answered) = (channel(), channel());
+    thread::scope(|scope| {
+        let payload = &payload;
+        scope.spawn(move || {
+            let mut at = 0;
+            for sent in full.1 {
+                let mut heard = vec![0; 3000];
+                while at < sent {
+                    let most = heard.len().min((sent - at) as usize);
+                    read_all(&ends.server, &mut heard[..most]);
+                    payload.check(at, &heard[..most]);
+                    at += most as u64;
+                }
+                (&ends.server).write_all(&ANSWER).expect("sent");
+                answered.0.send(()).expect("it waits");
+            }
+        });
+        let (mut sent, mut early) = (0, 0);
+        for _ in 0..CYCLES {
+            sent = fill(&ends.client, payload, sent);
+            full.0.send(sent).expect("it reads");
+            let mut heard = [0; ANSWER.len()];
+            early += read_all(&ends.client, &mut heard);
+            assert!(heard == ANSWER);
+            answered.1.recv().expect("it has answered");
+        }
+        drop(full.0);
+        early
+    })
+}
+
+/// What it did before does not show it: it is seen when its first message has no room in the map.
+#[test]
+fn a_program_that_begins_to_send_without_waiting_is_woken_for_nothing_once_at_most() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::new();
+    let running = stage.start();
+    let mut ends = stage.connect(Lab::SERVER_V4);
+    for end in [&ends.client, &ends.server] {
+        end.set_read_timeout(None).expect("set");
+    }
+    stage.until_redirected(&mut ends);
+    let early = fill_and_wait(&ends, |to, payload, mut sent| {
+        loop {
+            match send_now(to, payload.piece(sent, 700)) {
+                Ok(count) => sent += count as u64,
+                Err(Errno::AGAIN) => return sent,
+                Err(errno) => panic!("{errno}"),
+            }
+        }
+    });
+    println!("woken for nothing: {early}");
+    assert!(early <= 1, "{early}");
+    until("it has left", || {
+        let of = stage.connection(&ends).expect("it is there");
+        of.state == State::Tcp && of.reason == Some(Reason::Mixes)
+    });
+    assert_eq!(stage.status().members, 0);
     running.stop();
 }
 

@@ -12,7 +12,7 @@ use netlab::{BpfFileSystem, ControlGroup, Lab, Namespace, until_found};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use splice::bypass::{Bypass, Connection, Options, State, Status, TURN_EVERY, off, status};
+use splice::bypass::{Bypass, Connection, Options, State, Status, off, status};
 
 use crate::random::Random;
 
@@ -59,7 +59,7 @@ impl Running {
         let told = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             while bypass.turn() && !told.load(Ordering::Relaxed) {
-                thread::sleep(TURN_EVERY);
+                bypass.wait();
             }
             bypass
         });

@@ -30,7 +30,7 @@ const BEAT_EVERY: Duration = Duration::from_millis(100);
 /// Captures until a signal comes, as many messages were captured as were asked for, or the bypass ends.
 ///
 /// # Errors
-/// If there is no bypass or no such connection, or the file cannot be written.
+/// If there is no bypass or no such connection, the file cannot be written, or the bypass is killed meanwhile.
 pub(super) fn run(
     args: &CaptureArgs,
     signals: Signals,
@@ -75,13 +75,18 @@ pub(super) fn run(
             let captured =
                 written.with_context(|| format!("cannot write {}", args.write.display()))?;
             tell(&captured.captured);
-            if captured.stood_still {
-                bail!(
+            match captured.ended {
+                Some(CaptureEnd::Superseded) => bail!(
                     "the capture stood still for over five seconds, and was taken for dead: what was sent since is missing from {}",
                     args.write.display()
-                );
+                ),
+                Some(CaptureEnd::BypassGone) => bail!(
+                    "the process of the bypass was killed or stands still: {} has what was redirected until then, and all \
+                     else goes over TCP; start the bypass again, or end it with 'spliced bypass off'",
+                    args.write.display()
+                ),
+                Some(CaptureEnd::BypassEnded) | None => Ok(Ended::Well),
             }
-            Ok(Ended::Well)
         }
     }
 }
@@ -89,7 +94,8 @@ pub(super) fn run(
 /// What has become of a capture.
 struct Written {
     captured: Captured,
-    stood_still: bool,
+    /// `None`: it was asked to end.
+    ended: Option<CaptureEnd>,
 }
 
 fn is_broken_pipe(error: &io::Error) -> bool {
@@ -167,18 +173,16 @@ fn write(
         }
         file.add(message)
     };
-    let mut stood_still = false;
+    let mut ended = None;
     while !is_over.load(Ordering::Relaxed) {
-        let ended = capture.turn(|message| add(&mut file, message))?;
+        ended = capture.turn(|message| add(&mut file, message))?;
         file.flush()?;
         match ended {
             None => thread::sleep(TURN_EVERY),
-            Some(CaptureEnd::BypassEnded) => {
-                tracing::info!("the bypass has ended, and the capture with it");
-                break;
-            }
-            Some(CaptureEnd::Superseded) => {
-                stood_still = true;
+            Some(why) => {
+                if why == CaptureEnd::BypassEnded {
+                    tracing::info!("the bypass has ended, and the capture with it");
+                }
                 break;
             }
         }
@@ -187,10 +191,7 @@ fn write(
     // More may have come than were asked for.
     captured.messages = captured.messages.min(args.count.unwrap_or(u64::MAX));
     file.finish(captured)?;
-    Ok(Written {
-        captured,
-        stood_still,
-    })
+    Ok(Written { captured, ended })
 }
 
 fn tell(captured: &Captured) {

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Error, Result};
-use splice::bypass::{Bypass, Options, TURN_EVERY};
+use splice::bypass::{Bypass, Options};
 
 use super::LEAVE_WITHIN;
 use crate::exit_status::Ended;
@@ -80,7 +80,7 @@ impl Running {
 fn turn(mut bypass: Bypass, asked: &AtomicU8) -> Result<Ended> {
     // `spliced bypass off` ends it, too.
     while bypass.turn() && asked.load(Ordering::Relaxed) == GO_ON {
-        thread::sleep(TURN_EVERY);
+        bypass.wait();
     }
     let sum = bypass.status().sum();
     let deadline = Instant::now() + LEAVE_WITHIN;

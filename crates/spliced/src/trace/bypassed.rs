@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use nix::sched::{CloneFlags, unshare};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-use splice::bypass::{Bypass, Options, TURN_EVERY};
+use splice::bypass::{Bypass, Options};
 
 use crate::bypass::OwnGroup;
 
@@ -61,7 +61,7 @@ impl Bypassed {
             while bypass.turn() && !is_over.load(Ordering::Relaxed) {
                 let messages = bypass.status().sum().redirected_messages;
                 redirected.store(messages, Ordering::Relaxed);
-                thread::sleep(TURN_EVERY);
+                bypass.wait();
             }
             // Its sockets are closed by now. What is pinned goes with the thread in any case.
             let _ = bypass.stop(Duration::ZERO);

@@ -264,3 +264,50 @@ fn what_cannot_be_captured_is_said_in_one_sentence() {
     assert_eq!(last.wait_end().code(), Some(0));
     assert_eq!(last.lines_logged("the bypass has ended"), 1);
 }
+
+#[test]
+fn a_capture_of_a_bypass_that_is_killed_fails_in_words_and_its_file_is_whole() {
+    let Some(place) = Place::new() else { return };
+    let mut bypass = place.start(&[]);
+    let ends = until_redirected(&place);
+    let scratch = netlab::Scratch::new("capture").expect("a directory");
+    let path = scratch.path().join("messages.pcapng");
+    let shown = path.to_str().expect("ASCII");
+    let mut capture = place.capture(&["-w", shown]);
+    ends.converse(10);
+    bypass.signal(Signal::KILL);
+    bypass.wait_end();
+    ends.converse(10);
+    assert_eq!(capture.wait_end().code(), Some(1));
+    assert_eq!(
+        capture.lines_logged("the process of the bypass was killed"),
+        1
+    );
+    let [received, dropped] = statistics(&std::fs::read(&path).expect("a file"));
+    assert!(received >= 20 && dropped == 0, "{received} {dropped}");
+
+    // There is nothing to begin with.
+    let late = ["bypass", "capture", "--pins", place.pins(), "-w", "-"];
+    let told = output(&mut command(&late));
+    let text = String::from_utf8(told.stderr).expect("a text");
+    assert_eq!(told.status.code(), Some(1), "{text}");
+    assert!(text.contains("was killed or stands still") && text.lines().count() == 1);
+    assert!(told.stdout.is_empty());
+    assert!(place.off().contains("is off"));
+
+    // Somebody clears up before it is known for dead.
+    let mut bypass = place.start(&[]);
+    let ends = until_redirected(&place);
+    let mut capture = place.capture(&["-w", "/dev/null"]);
+    bypass.signal(Signal::KILL);
+    bypass.wait_end();
+    until("its lease has lapsed", || {
+        place.status()["is_alive"] == false
+    });
+    ends.under_load(|| assert!(place.off().contains("is off")));
+    assert_eq!(capture.wait_end().code(), Some(1));
+    assert_eq!(
+        capture.lines_logged("the process of the bypass was killed"),
+        1
+    );
+}

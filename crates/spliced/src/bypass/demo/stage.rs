@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use splice::bypass::{Bypass, Options, State, TURN_EVERY, status};
+use splice::bypass::{Bypass, Options, State, status};
 use splice_sockmap::{Link, MapType, Redirect, Redirections};
 
 use super::Way;
@@ -179,7 +179,7 @@ impl Turned {
         let told = Arc::clone(&is_over);
         let work = move || {
             while bypass.turn() && !told.load(Ordering::Relaxed) {
-                thread::sleep(TURN_EVERY);
+                bypass.wait();
             }
             bypass
         };
