@@ -319,6 +319,7 @@ impl Running {
                 shares: self.shares,
                 pipe_after_bytes: self.pipe_after_bytes,
                 byte_limit: limit,
+                largest_datagram: usize::MAX,
                 receive_bytes,
                 turn_reads: TURN_READS,
                 closing,
