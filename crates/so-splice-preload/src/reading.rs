@@ -58,9 +58,8 @@ fn read_by(fd: c_int, flags: c_int, call: impl Fn(c_int) -> ssize_t) -> ssize_t 
 /// Reads while the splice does not: it drops what it has moved after it has moved it, and must not
 /// drop what somebody else has read.
 fn read_beside(splice: &Splice, call: impl Fn() -> ssize_t) -> ssize_t {
-    let handle = splice.handle();
     let _uncancelled = Uncancelled::new();
-    let _still = handle.as_ref().map(|handle| handle.hold_still());
+    let _still = splice.hold_still();
     call()
 }
 
@@ -147,8 +146,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_
     let source = is_count.then(|| marks::valid(fd)).flatten();
     match source.and_then(|cookie| Spliced::of(cookie).as_source) {
         Some(splice) => {
-            let handle = splice.handle();
-            let _still = handle.as_ref().map(|handle| handle.hold_still());
+            let _still = splice.hold_still();
             call()
         }
         None => call(),

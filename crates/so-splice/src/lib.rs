@@ -15,13 +15,17 @@
 
 mod splicing;
 
+mod asked;
+mod merger;
 mod process;
 mod rules;
 
-mod ring;
 mod table;
 
 mod personality;
+mod ring;
+
+mod duplicate;
 mod request;
 mod socket;
 

@@ -31,9 +31,6 @@ impl Personality {
             // Neither BSD sends a FIN when a splice ends (`so_splice_xfer`, `somove`).
             passes_on_end: self == Self::Linux,
             passes_on_urgent: self == Self::OpenBsd,
-            bounds_datagrams: self == Self::OpenBsd,
-            // `somove` looks at the error before it moves anything.
-            error_goes_first: self == Self::OpenBsd,
         }
     }
 

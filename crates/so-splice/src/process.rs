@@ -9,20 +9,28 @@
 )]
 
 use std::cell::RefCell;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::os::fd::RawFd;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError, mpsc};
 
-use splice::{Duplicates, Result, Splicer};
+use splice::{EventLoop, Result, Splicer};
 
+use crate::duplicate::Duplicates;
 use crate::table::{self, Table};
 
 /// The loops of this process. A child's replace the parent's, which are never dropped: their
 /// threads cannot be joined.
-static LOOPS: Mutex<Option<&'static Splicer>> = Mutex::new(None);
+static LOOPS: Mutex<Option<Loops>> = Mutex::new(None);
+
+struct Loops {
+    splicer: &'static Splicer,
+    /// Their own descriptors.
+    descriptors: Vec<RawFd>,
+}
 
 /// What is locked while the process forks.
 struct Locks {
     table: MutexGuard<'static, Table>,
-    loops: MutexGuard<'static, Option<&'static Splicer>>,
+    loops: MutexGuard<'static, Option<Loops>>,
     duplicates: Duplicates,
 }
 
@@ -42,16 +50,35 @@ pub fn splicer() -> Result<&'static Splicer> {
         libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
     });
     let mut loops = lock();
-    if let Some(splicer) = *loops {
+    if let Some(Loops { splicer, .. }) = &*loops {
         return Ok(splicer);
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let splicer = &*Box::leak(Box::new(without_signals(|| Splicer::new(threads))?));
-    *loops = Some(splicer);
+    let descriptors = descriptors(splicer, threads)?;
+    *loops = Some(Loops {
+        splicer,
+        descriptors,
+    });
     Ok(splicer)
 }
 
-fn lock() -> MutexGuard<'static, Option<&'static Splicer>> {
+/// The descriptors of its loops, of which there are `count`.
+fn descriptors(splicer: &Splicer, count: usize) -> Result<Vec<RawFd>> {
+    let (sender, receiver) = mpsc::channel();
+    for _ in 0..count {
+        let sender = sender.clone();
+        let tell = move |event_loop: &mut EventLoop| {
+            // The receiver waits for it.
+            let _ = sender.send(event_loop.descriptors());
+        };
+        splicer.remote().run(tell)?;
+    }
+    drop(sender);
+    Ok(receiver.into_iter().flatten().collect())
+}
+
+fn lock() -> MutexGuard<'static, Option<Loops>> {
     LOOPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -92,16 +119,11 @@ extern "C" fn in_child() {
     let Some(mut locks) = LOCKS.take() else {
         return;
     };
-    let descriptors = (*locks.loops).map(Splicer::descriptors);
-    for number in locks
-        .duplicates
-        .give_up()
-        .into_iter()
-        .chain(descriptors.into_iter().flatten())
-    {
+    let of_loops = locks.loops.take().map(|loops| loops.descriptors);
+    let duplicates = locks.duplicates.give_up().into_iter();
+    for number in duplicates.chain(of_loops.into_iter().flatten()) {
         // SAFETY: nothing in the child uses it: the threads that did are the parent's only.
         unsafe { rustix::io::close(number) };
     }
-    *locks.loops = None;
     locks.table.abandon();
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use splice::{Error, Options, Reason, Result, Side};
+use splice::{Error, EventLoop, Reason, Result, Rules, Side};
 
+use crate::merger::Merger;
 use crate::personality::Personality;
 use crate::process;
 use crate::request::Request;
@@ -77,12 +78,13 @@ fn start(
 ) -> Result<()> {
     let options = splice.personality.options(request);
     let ending = Arc::clone(splice);
-    let handle =
-        process::splicer()?.one_way(source.fd, drain.fd, &options, move |reason, bytes| {
-            ending.ended(reason, bytes);
-            on_end(&ending);
-        })?;
-    splice.set_handle(handle);
+    let rules = Arc::clone(splice) as Arc<dyn Rules>;
+    let on_end = move |reason, bytes| {
+        ending.ended(reason, bytes);
+        on_end(&ending);
+    };
+    let splicer = process::splicer()?;
+    splice.set_handle(splicer.one_way_by(rules, source.fd, drain.fd, &options, on_end)?);
     Ok(())
 }
 
@@ -96,7 +98,6 @@ fn merge_with_reverse(splice: &Arc<Splice>) -> Result<()> {
     let (Some(forth), Some(back)) = (splice.handle(), reverse.handle()) else {
         return Ok(());
     };
-    let numbers = splice.numbers;
     let splices = [Arc::downgrade(splice), Arc::downgrade(&reverse)];
     let may = move || {
         let is_ours = |splice: Arc<Splice>| !splice.is_shared.load(Ordering::Relaxed);
@@ -104,8 +105,9 @@ fn merge_with_reverse(splice: &Arc<Splice>) -> Result<()> {
             .iter()
             .all(|splice| splice.upgrade().is_some_and(is_ours))
     };
-    let options = Options::default();
-    process::splicer()?.merge_when_closed(&forth, &back, numbers, &options, may)
+    let merger = Merger::new([&forth, &back], splice.numbers, Box::new(may));
+    let place = move |event_loop: &mut EventLoop| drop(event_loop.spawn(Box::new(merger)));
+    process::splicer()?.remote().run(place)
 }
 
 /// Bounds the passes of the ring that `last` closes, if it closes one.
@@ -123,9 +125,7 @@ fn bound_ring(last: &Arc<Splice>) {
     };
     let passes = Arc::new(AtomicU32::new(PASSES_MOST));
     for member in ring.iter().map(|place| &splices[*place]).chain([last]) {
-        if let Some(handle) = member.handle() {
-            handle.bound_passes(Arc::clone(&passes));
-        }
+        member.bound_passes(&passes);
     }
 }
 

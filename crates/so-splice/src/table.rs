@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -44,6 +44,10 @@ pub struct Splice {
     /// Whether another process may have descriptors of its sockets.
     pub(crate) is_shared: AtomicBool,
     state: Mutex<State>,
+    /// Held by whoever moves bytes of the source, or reads it.
+    reading: Mutex<()>,
+    /// What its ring has left, if it is in one.
+    passes: Mutex<Option<Arc<AtomicU32>>>,
 }
 
 #[derive(Default)]
@@ -77,7 +81,9 @@ impl Splice {
             personality,
             request: *request,
             is_shared: AtomicBool::new(false),
-            state: Mutex::new(State::default()),
+            state: Mutex::default(),
+            reading: Mutex::default(),
+            passes: Mutex::default(),
         }
     }
 
@@ -104,6 +110,27 @@ impl Splice {
             handle.share();
         }
         state.handle = Some(Arc::new(handle));
+    }
+
+    /// Keeps it from moving bytes until what this returns is dropped. Somebody who reads the source
+    /// in the meantime gets bytes that the splice does not move, and the splice none of his.
+    pub fn hold_still(&self) -> MutexGuard<'_, ()> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The passes of its ring, if it is in one.
+    pub(crate) fn passes(&self) -> Option<Arc<AtomicU32>> {
+        self.lock_passes().clone()
+    }
+
+    /// Has each read of bytes take one of `passes`, which the splices in a ring share. It ends when
+    /// they are used up.
+    pub(crate) fn bound_passes(&self, passes: &Arc<AtomicU32>) {
+        *self.lock_passes() = Some(Arc::clone(passes));
+    }
+
+    fn lock_passes(&self) -> MutexGuard<'_, Option<Arc<AtomicU32>>> {
+        self.passes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why it has ended, and what it has moved; `None` while it runs.

@@ -76,7 +76,9 @@ mod outcome;
 mod plural;
 mod sock_diag;
 
-pub use api::{Splicer, echo, echo_task, join, observed_echo_task, observed_pair_task, pair_task};
+pub use api::{
+    Splicer, echo, echo_task, join, merged_task, observed_echo_task, observed_pair_task, pair_task,
+};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Kind, SegmentSize};
 pub use kernel::segment::forward::{
@@ -87,8 +89,7 @@ pub use name::{EngineChoice, EngineName};
 pub use options::Options;
 pub use outcome::{Outcome, PeerNames, Reason, Side};
 pub use reactor::{Context, EventLoop, Interest, Readiness, Remote, Step, Task, Waker};
-pub use session::one_way::duplicate::Duplicates;
-pub use session::one_way::{IdleTimer, OneWay, OneWayOptions, Still};
+pub use session::one_way::{IdleTimer, OneWay, OneWayOptions, Rules};
 pub use session::{Attempt, Handle, Observer, Stream};
 pub use splice_base::address::Address;
 pub use splice_base::error::{Error, ErrorKind, Result};

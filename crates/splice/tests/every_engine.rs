@@ -150,7 +150,8 @@ macro_rules! contract {
                     ends_a_silent_pair
                     ends_a_stalled_pair
                     leaves_a_talking_pair
-                    leaves_a_pair_that_talks_beside_a_blocked_direction;
+                    leaves_a_pair_that_talks_beside_a_blocked_direction
+                    leaves_a_pair_that_talks_beside_a_direction_blocked_from_the_start;
                 half_close_timeout:
                     ends_a_half_closed_pair
                     leaves_a_pair_whose_other_direction_moves

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use netlab::{PATIENCE, connection, until};
 use rustix::net::sockopt;
-use splice::Splicer;
-use splice::{EngineChoice, EngineName, IdleTimer, OneWay, OneWayOptions, Options, Reason, Side};
+use splice::{
+    EngineChoice, EngineName, EventLoop, IdleTimer, OneWay, OneWayOptions, Options, Reason, Rules,
+    Side, Splicer, merged_task,
+};
 
 fn splicer() -> &'static Splicer {
     static SPLICER: OnceLock<Splicer> = OnceLock::new();
@@ -305,22 +307,38 @@ fn unix_streams_are_spliced_too_and_mixed() {
     assert_eq!(splice.moved_bytes(), 100_000);
 }
 
+/// Each read of bytes takes one of the passes.
+struct Passes(AtomicU32);
+
+impl Rules for Passes {
+    fn reads(&self, source: BorrowedFd<'_>) -> u32 {
+        if rustix::io::ioctl_fionread(source).expect("a socket") == 0 {
+            return 1;
+        }
+        let take = |left: u32| left.checked_sub(1);
+        let took = self
+            .0
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
+        u32::from(took.is_ok())
+    }
+}
+
 #[test]
 fn a_ring_ends_when_its_passes_are_used_up_and_keeps_its_bytes() {
     let (one, other) = connection();
-    let passes = Arc::new(AtomicU32::new(9));
-    let on_end = |_, _| ();
-    let options = OneWayOptions::default();
-    let forth = splicer().one_way(&one, &other, &options, on_end).unwrap();
-    let back = splicer().one_way(&other, &one, &options, on_end).unwrap();
-    for splice in [&forth, &back] {
-        splice.bound_passes(Arc::clone(&passes));
-    }
+    let passes = Arc::new(Passes(AtomicU32::new(9)));
+    let start = |source: &TcpStream, destination: &TcpStream| {
+        let rules = Arc::clone(&passes) as Arc<dyn Rules>;
+        let options = OneWayOptions::default();
+        let splice = splicer().one_way_by(rules, source, destination, &options, |_, _| ());
+        splice.unwrap()
+    };
+    let (forth, back) = (start(&one, &other), start(&other, &one));
     (&one).write_all(b"round").unwrap();
     until("one has ended", || {
         forth.reason().or_else(|| back.reason()) == Some(Reason::Looped)
     });
-    assert_eq!(passes.load(Ordering::Relaxed), 0);
+    assert_eq!(passes.0.load(Ordering::Relaxed), 0);
     assert_eq!(forth.moved_bytes() + back.moved_bytes(), 9 * 5);
     let mut kept = [0; 5];
     let at = if forth.reason().is_some() {
@@ -402,7 +420,7 @@ fn many_at_once_from_many_threads_keep_no_socket_open() {
 
 /// The kernel may have what nobody can take back.
 #[test]
-fn two_that_are_each_others_reverse_become_a_pair_once_the_caller_has_closed_both_sockets() {
+fn two_that_are_each_others_reverse_become_a_pair() {
     let (mut relay, sender) = Relay::new();
     let options = OneWayOptions {
         passes_on_end: true,
@@ -415,24 +433,24 @@ fn two_that_are_each_others_reverse_become_a_pair_once_the_caller_has_closed_bot
     };
     let back = splicer().one_way(&relay.destination, &relay.source, &options, on_end);
     let back = Arc::new(back.unwrap());
-    let numbers = [&relay.source, &relay.destination].map(AsRawFd::as_raw_fd);
     let pair = Options {
         engine: EngineChoice::Only(EngineName::Uring),
         ..Options::default()
     };
-    let merged = splicer().merge_when_closed(&forth, &back, numbers, &pair, || true);
-    merged.unwrap();
 
     relay.client.write_all(b"before").unwrap();
     let mut seen = [0; 6];
     relay.server.read_exact(&mut seen).unwrap();
-    drop(relay.source);
-    // A duplicate counts, too.
-    let kept = relay.destination.try_clone().unwrap();
-    drop(relay.destination);
-    thread::sleep(Duration::from_millis(200));
+    drop((relay.source, relay.destination));
     assert!(!forth.is_merged());
-    drop(kept);
+    let ways = [Arc::clone(&forth), Arc::clone(&back)];
+    let merge = move |event_loop: &mut EventLoop| {
+        let [forth, back] = &ways;
+        let merged = merged_task(forth, back, &pair).unwrap();
+        drop(event_loop.spawn(merged.expect("both run")));
+        assert!(merged_task(forth, back, &pair).unwrap().is_none());
+    };
+    splicer().remote().run(merge).unwrap();
     until("the sockets are a pair's", || forth.is_merged());
     // The pair begins a moment after it has the sockets.
     until("its engine has it", || back.engine().0 == EngineName::Uring);

@@ -1,6 +1,5 @@
 //! What a program calls: the layer that puts all others together.
 
-mod merger;
 mod splicer;
 
 use std::sync::Arc;
@@ -8,11 +7,13 @@ use std::sync::Arc;
 use splice_base::error::Result;
 
 pub use self::splicer::{Splicer, echo, join};
+use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::options::Options;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reason};
 use crate::policy;
 use crate::reactor::{EventLoop, Readiness, Task};
+use crate::session::one_way::{OneWay, Reverses};
 use crate::session::pair::ends::Ends;
 use crate::session::pair::{OnEnd, Pair, Plan};
 use crate::session::{Handle, Observer, Status};
@@ -93,6 +94,36 @@ pub fn observed_echo_task(
     let ends = Ends::Echo(endpoint);
     let pair = pair(ends, options, registered, &status, on_end)?;
     Ok((Box::new(pair), Observer::new(status)))
+}
+
+/// Creates the task that makes a pair of two one-way splices that are each other's reverse, and
+/// takes their sockets. Nobody can take them back then, so the pair may go into the kernel. The
+/// caller must not use its own descriptors any more. Both splices end with the pair.
+///
+/// `None` if one of them has ended, or holds bytes that its destination has not taken yet.
+///
+/// # Errors
+/// As [`pair_task`], and [`System`](crate::ErrorKind::System) if a socket cannot be an
+/// [`Endpoint`]. Then both splices have ended.
+pub fn merged_task(
+    forth: &OneWay,
+    back: &OneWay,
+    options: &Options,
+) -> Result<Option<Box<dyn Task>>> {
+    let status = Arc::new(Status::new());
+    let merged = Reverses::of(forth, back).and_then(|reverses| reverses.merge(&status));
+    let Some((sources, on_end)) = merged else {
+        return Ok(None);
+    };
+    let ends = sources.map(Endpoint::new);
+    let [Ok(a), Ok(b)] = ends else {
+        on_end(Reason::Shutdown, Counters::default());
+        let error = ends.into_iter().find_map(Result::err);
+        return error.map_or(Ok(None), Err);
+    };
+    let on_end = Box::new(move |outcome: Outcome| on_end(outcome.reason, outcome.moved));
+    let pair = pair(Ends::Two([a, b]), options, None, &status, Some(on_end))?;
+    Ok(Some(Box::new(pair)))
 }
 
 /// Creates the task of a pair. If no engine takes it, or a socket takes an option not, both sockets

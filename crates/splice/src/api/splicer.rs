@@ -1,19 +1,18 @@
 //! Event loops in background threads.
 
 use std::fmt;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 
-use super::merger::Merger;
 use crate::endpoint::Endpoint;
 use crate::options::Options;
 use crate::outcome::{Outcome, Reason};
 use crate::reactor::{EventLoop, Remote};
-use crate::session::one_way::{OneWay, OneWayOptions};
+use crate::session::one_way::{OneWay, OneWayOptions, Plain, Rules};
 use crate::session::pair::ends::Ends;
 use crate::session::pair::{OnEnd, Pair};
 use crate::session::{Handle, Status};
@@ -30,7 +29,6 @@ pub struct Splicer {
 /// One loop and its thread.
 struct Running {
     remote: Remote,
-    descriptors: [RawFd; 3],
     thread: Option<JoinHandle<()>>,
 }
 
@@ -54,7 +52,7 @@ impl Splicer {
                         let _ = sender.send(Err(error));
                     }
                     Ok(mut event_loop) => {
-                        let _ = sender.send(Ok((event_loop.remote(), event_loop.descriptors())));
+                        let _ = sender.send(Ok(event_loop.remote()));
                         // A loop whose epoll instance fails can only end. Dropping it closes its
                         // pairs, and each reports to its handle.
                         let _ = event_loop.run();
@@ -65,10 +63,9 @@ impl Splicer {
                 let why = "an event loop ended as it started; this is a defect, please report it";
                 Error::new(ErrorKind::LoopEnded, why)
             };
-            let (remote, descriptors) = receiver.recv().map_err(ended)??;
+            let remote = receiver.recv().map_err(ended)??;
             splicer.loops.push(Running {
                 remote,
-                descriptors,
                 thread: Some(thread),
             });
         }
@@ -134,45 +131,33 @@ impl Splicer {
         options: &OneWayOptions,
         on_end: impl FnOnce(Reason, u64) + Send + 'static,
     ) -> Result<OneWay> {
-        let home = self.next_loop().clone();
-        OneWay::start(source, destination, options, home, Box::new(on_end))
+        self.one_way_by(Arc::new(Plain), source, destination, options, on_end)
     }
 
-    /// Makes a pair of two splices that are each other's reverse, once the process has closed all
-    /// descriptors of both sockets. Nobody can take them back then, so the pair may go into the
-    /// kernel, as `options` say. `numbers` are the caller's descriptors of the sources of `forth`
-    /// and `back`. What other processes have is not seen; `may` is asked before.
+    /// As [`one_way`](Self::one_way), by the caller's rules.
     ///
     /// # Errors
-    /// [`ErrorKind::LoopEnded`] if the loop has failed.
-    pub fn merge_when_closed(
+    /// As [`one_way`](Self::one_way), and those of [`Rules::duplicate`].
+    pub fn one_way_by(
         &self,
-        forth: &Arc<OneWay>,
-        back: &Arc<OneWay>,
-        numbers: [RawFd; 2],
-        options: &Options,
-        may: impl Fn() -> bool + Send + 'static,
-    ) -> Result<()> {
-        let merger = Merger::new([forth, back], numbers, options, Box::new(may));
-        self.next_loop()
-            .run(move |event_loop| drop(event_loop.spawn(Box::new(merger))))
+        rules: Arc<dyn Rules>,
+        source: impl AsFd,
+        destination: impl AsFd,
+        options: &OneWayOptions,
+        on_end: impl FnOnce(Reason, u64) + Send + 'static,
+    ) -> Result<OneWay> {
+        let (home, on_end) = (self.remote(), Box::new(on_end));
+        OneWay::start(source, destination, options, &rules, home, on_end)
     }
 
-    /// The loops' own descriptors, for a forked child to close: its copies are of no use there.
-    pub fn descriptors(&self) -> Vec<RawFd> {
-        let loops = self.loops.iter();
-        loops.flat_map(|one| one.descriptors).collect()
+    /// Reaches one of the loops, each in turn, to run tasks of the caller's there.
+    pub fn remote(&self) -> Remote {
+        self.next_loop().clone()
     }
 
     fn next_loop(&self) -> &Remote {
         let next = self.next.fetch_add(1, Ordering::Relaxed) % self.loops.len();
         &self.loops[next].remote
-    }
-
-    /// The first loop.
-    #[cfg(test)]
-    pub(crate) fn remote(&self) -> &Remote {
-        &self.loops[0].remote
     }
 
     fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::ReadOutcome;
 use super::buffer::Buffer;
@@ -11,9 +11,6 @@ use super::buffer::Buffer;
 /// How datagrams are to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Datagrams {
-    /// None is sent that is larger than the send buffer that the destination's owner has set: Linux
-    /// sends it if the buffer is empty.
-    pub(crate) is_bounded: bool,
     /// Another process may read the source: what is dropped could be another datagram than that
     /// which was peeked, so it is read before it is sent.
     pub(crate) is_shared: bool,
@@ -21,12 +18,13 @@ pub(crate) struct Datagrams {
 
 impl Datagrams {
     /// Reads one datagram of at most `at_most` bytes, and sends it to `onward` unless the source is
-    /// shared.
+    /// shared. One of more than `largest_bytes` is not taken.
     pub(crate) fn fill(
         self,
         buffer: &mut Buffer,
         source: BorrowedFd<'_>,
         at_most: usize,
+        largest_bytes: usize,
         onward: BorrowedFd<'_>,
     ) -> Result<ReadOutcome, Errno> {
         let space = buffer.space(usize::MAX);
@@ -39,10 +37,7 @@ impl Datagrams {
         if size > at_most {
             return Ok(ReadOutcome::OverLimit);
         }
-        // The kernel has doubled what the owner set (socket(7)).
-        if self.is_bounded
-            && sockopt::socket_send_buffer_size(onward).is_ok_and(|most| size > most / 2)
-        {
+        if size > largest_bytes {
             return Ok(ReadOutcome::NotTaken(Errno::MSGSIZE));
         }
         if self.is_shared {
@@ -84,10 +79,7 @@ mod tests {
         let (client, source) = UnixDatagram::pair().unwrap();
         let (destination, server) = UnixDatagram::pair().unwrap();
         destination.set_nonblocking(true).unwrap();
-        let shared = Datagrams {
-            is_bounded: false,
-            is_shared: true,
-        };
+        let shared = Datagrams { is_shared: true };
         let mut buffer = Buffers::default().take(Size::OF_DATAGRAM);
         let earlier = std::iter::repeat_with(|| destination.send(b"earlier"))
             .take_while(Result::is_ok)
@@ -95,7 +87,7 @@ mod tests {
         client.send(b"").unwrap();
         let (from, to) = (source.as_fd(), destination.as_fd());
         assert_eq!(
-            shared.fill(&mut buffer, from, 9, to),
+            shared.fill(&mut buffer, from, 9, 9, to),
             Ok(ReadOutcome::Bytes(0))
         );
         assert_eq!(buffer.drain(to), Err(Errno::AGAIN));

@@ -17,6 +17,8 @@ pub(crate) struct Conduit<'a> {
     pub(crate) shares: Shares,
     pub(crate) pipe_after_bytes: u64,
     pub(crate) byte_limit: Option<u64>,
+    /// The largest datagram that the destination may be sent, in bytes.
+    pub(crate) largest_datagram: usize,
     /// The size at which the source's receive buffer is fixed, in bytes.
     pub(crate) receive_bytes: usize,
     /// How often the direction may read in this turn.

@@ -46,7 +46,7 @@ impl InFlight {
                 peeking.fill(buffer, source, at_most, onward, hint.may_be_urgent)
             }
             (Datagrams(datagrams), Some(onward), _) => {
-                datagrams.fill(buffer, source, at_most, onward)
+                datagrams.fill(buffer, source, at_most, hint.largest_datagram, onward)
             }
             (Peek(_) | Datagrams(_), None, _) => Ok(ReadOutcome::NotTaken(Errno::AGAIN)),
             _ => buffer.fill(source, at_most),

@@ -330,6 +330,7 @@ impl Direction {
             bulk: self.bulk,
             needs_further_read: self.source_needs_further_read,
             may_be_urgent: self.urgent,
+            largest_datagram: conduit.largest_datagram,
         };
         // These read all that is there, without a limit.
         if matches!(self.in_flight, InFlight::Pipe(_) | InFlight::Lane(_)) {

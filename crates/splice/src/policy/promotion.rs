@@ -118,8 +118,6 @@ impl Promotion for ByName {
         }
     }
 
-    fn taken(&mut self, _engine: EngineName) {}
-
     fn declined(&mut self, _engine: EngineName, _now: Instant) {}
 
     fn may_redirect(&self) -> bool {
@@ -220,10 +218,6 @@ impl Promotion for Auto {
             Some(EngineToTry::Segment) => self.segment(cx),
             Some(EngineToTry::Sockmap) => self.sockmap(candidate),
         }
-    }
-
-    fn taken(&mut self, engine: EngineName) {
-        self.schedule.taken(engine);
     }
 
     fn declined(&mut self, engine: EngineName, now: Instant) {
@@ -334,12 +328,6 @@ impl Schedule {
             self.sockmap_at = None;
         }
         self.sockmap_at.map(|_| EngineToTry::Sockmap)
-    }
-
-    fn taken(&mut self, engine: EngineName) {
-        if engine == EngineName::Segment {
-            self.sockmap_at = None;
-        }
     }
 
     fn declined(&mut self, engine: EngineName, now: Instant) {
@@ -455,19 +443,16 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_moves_bulk_or_was_taken_does_not_go_to_sockmap() {
+    fn a_pair_that_moves_bulk_or_is_tried_does_not_go_to_sockmap() {
         let now = Instant::now();
         let at = now + SOCKMAP_AFTER;
         let mut bulk = both(now);
         bulk.declined(EngineName::Segment, now);
         assert_eq!(bulk.next(Trigger::Deadline, at, AFTER_BYTES, false), None);
         assert_eq!(bulk.sockmap_at, None);
-        let mut taken = both(now);
-        taken.attempt = Attempt::Over;
-        taken.taken(EngineName::Segment);
-        assert_eq!(taken.next(Trigger::Deadline, at, 0, true), None);
-        // After `segment` gives it back, it stays in user space.
-        taken.declined(EngineName::Segment, at);
-        assert_eq!(taken.ask_at, None);
+        let mut tried = both(now);
+        tried.attempt = Attempt::Over;
+        assert_eq!(tried.next(Trigger::Deadline, at, 0, true), None);
+        assert!(tried.is_over());
     }
 }

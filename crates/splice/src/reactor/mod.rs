@@ -138,8 +138,9 @@ impl EventLoop {
         Remote::new(Arc::clone(&self.mailbox))
     }
 
-    /// The loop's own descriptors: its epoll instance, its timer, and what wakes it.
-    pub(crate) fn descriptors(&self) -> [RawFd; 3] {
+    /// The loop's own descriptors: its epoll instance, its timer, and what wakes it. A forked child
+    /// has copies, which are of no use there.
+    pub fn descriptors(&self) -> [RawFd; 3] {
         [
             self.epoll.as_raw_fd(),
             self.timer.as_raw_fd(),

@@ -1,7 +1,6 @@
 //! What any thread may read of a pair, without a say in it.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +14,7 @@ use crate::name::EngineName;
 ///
 /// What the kernel moves is read where the kernel counts it, so the pair's loop does not wake up. Nothing here waits
 /// for the loop.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Observer(Arc<Status>);
 
 impl Observer {
@@ -65,11 +64,5 @@ impl Observer {
     /// How far the streams have come that the two sides send.
     pub fn streams(&self) -> [Stream; 2] {
         self.0.meter.streams()
-    }
-}
-
-impl fmt::Debug for Observer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Observer").field(&self.0).finish()
     }
 }

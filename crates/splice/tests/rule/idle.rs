@@ -4,10 +4,10 @@ use std::io::Read;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use splice::{Limits, Outcome, Reason};
+use splice::{EngineName, Limits, Outcome, Reason};
 
 use crate::rule::reset::tells_reset;
-use crate::support::contestant::Contestant;
+use crate::support::contestant::{Contestant, SOCKMAP};
 use crate::support::mix::Mix;
 use crate::support::payload::Payload;
 use crate::support::peer::Peer;
@@ -66,30 +66,62 @@ pub(crate) fn ends_a_stalled_pair(engine: &Contestant) {
 }
 
 pub(crate) fn leaves_a_talking_pair(engine: &Contestant) {
-    talks(engine, |_| ());
+    let relay = Relay::with_limits(engine, limits(LONG));
+    talks(|| (relay.join(Mix::TCP4), Instant::now()));
 }
 
 /// Bytes of one direction are enough.
 pub(crate) fn leaves_a_pair_that_talks_beside_a_blocked_direction(engine: &Contestant) {
-    talks(engine, |joined| {
+    let relay = Relay::with_limits(engine, limits(LONG));
+    talks(|| {
+        let joined = relay.join(Mix::TCP4);
+        let silent_from = Instant::now();
         send_until_blocked(&joined.b, payloads()[1], 0, 64 << 20);
+        (joined, silent_from)
     });
 }
 
-fn talks(engine: &Contestant, prepare: impl Fn(&Joined)) {
-    let relay = Relay::with_limits(engine, limits(LONG));
+/// An engine that takes one direction at a time waits for the blocked one, while it moves the bytes
+/// of the other one.
+pub(crate) fn leaves_a_pair_that_talks_beside_a_direction_blocked_from_the_start(
+    engine: &Contestant,
+) {
+    // So small that what was sent before the join is more than the relay holds.
+    let limits = Limits {
+        memory_bytes: 1 << 20,
+        ..limits(LONG)
+    };
+    let relay = Relay::with_limits(engine, limits);
+    let is_one_by_one = engine.choice == SOCKMAP.choice;
     for chance in 1.. {
-        let joined = relay.join(Mix::TCP4);
-        let began = Instant::now();
-        prepare(&joined);
-        let before = began.elapsed();
-        let Some(silence) = silence_that_ended(&joined.a, &joined.b, payloads()[0], LONG) else {
+        let joined = talks(|| {
+            let (a, near) = Peer::connected(Mix::TCP4.a);
+            let (b, far) = Peer::connected(Mix::TCP4.b);
+            send_until_blocked(&b, payloads()[1], 0, 64 << 20);
+            let silent_from = Instant::now();
+            let handle = relay.join_sockets(near, far);
+            (Joined { a, b, handle }, silent_from)
+        });
+        // Otherwise it has taken both, since the direction was blocked too late.
+        if !is_one_by_one || joined.handle.engine().0 == EngineName::Copy {
             break;
+        }
+        assert!(chance < CHANCES, "the direction was never blocked in time");
+    }
+}
+
+/// A pair that `join` makes, and that has talked and lives. It returns since when the pair may be silent.
+fn talks(join: impl Fn() -> (Joined, Instant)) -> Joined {
+    for _ in 0..CHANCES {
+        let (joined, silent_from) = join();
+        let before = silent_from.elapsed();
+        let Some(silence) = silence_that_ended(&joined.a, &joined.b, payloads()[0], LONG) else {
+            return joined;
         };
         assert_eq!(outcome(&joined.handle).reason, Reason::Idle);
         assert!(before + silence >= LONG, "ended as idle after {silence:?}");
-        assert!(chance < CHANCES, "the machine never let the pair talk");
     }
+    panic!("the machine never let the pair talk");
 }
 
 /// Talks in one direction only, for several times as long as the timeout, which must keep the pair alive.

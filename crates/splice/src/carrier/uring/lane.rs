@@ -29,6 +29,8 @@ pub(crate) struct ReadHint {
     pub(crate) needs_further_read: bool,
     /// The source may have an urgent mark.
     pub(crate) may_be_urgent: bool,
+    /// The largest datagram that the destination may be sent, in bytes.
+    pub(crate) largest_datagram: usize,
 }
 
 impl ReadHint {

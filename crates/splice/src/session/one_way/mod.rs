@@ -15,27 +15,29 @@
 //! Whoever sees the end first concludes it: it stops watching the duplicates, closes them, and
 //! calls `on_end`.
 //!
-//! Two that are each other's reverse can be merged into a pair once the caller has closed both
-//! sockets (`api/merger.rs`): then nobody can take them back, and an engine in the kernel may have
-//! them.
+//! What differs between callers is theirs to decide ([`Rules`]).
+//!
+//! Two that are each other's reverse can be merged into a pair (`api/mod.rs`): then nobody can take
+//! them back, and an engine in the kernel may have them.
 
-pub(crate) mod duplicate;
 mod end;
 mod mover;
+mod rules;
 mod task;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use splice_base::error::Result;
 
-use self::duplicate::Duplicate;
 use self::end::End;
 use self::mover::Mover;
+pub(crate) use self::rules::Plain;
+pub use self::rules::Rules;
 use self::task::OneWayTask;
 use super::status::Status;
 use crate::carrier::Carriers;
@@ -71,12 +73,6 @@ pub struct OneWayOptions {
     /// Whether an urgent byte that the source has inline (`SO_OOBINLINE`) is urgent at the
     /// destination, too. Otherwise it is a byte like others.
     pub passes_on_urgent: bool,
-    /// Whether a datagram that is larger than the send buffer that the destination's owner has set
-    /// ends it, with `EMSGSIZE`. Linux sends it if the buffer is empty.
-    pub bounds_datagrams: bool,
-    /// Whether an error of the source ends it at once, even if bytes that arrived before the error
-    /// are left.
-    pub error_goes_first: bool,
 }
 
 /// What is called at the end, with the reason and the bytes moved.
@@ -130,7 +126,7 @@ impl Shared {
         drop(mover);
         // epoll forgets a descriptor by itself only when its socket is closed by everybody.
         for end in &ends {
-            home.deregister(end.fd.as_fd());
+            home.deregister(end.as_fd());
         }
         drop(ends);
         let on_end = self
@@ -156,12 +152,13 @@ impl OneWay {
         source: impl AsFd,
         destination: impl AsFd,
         options: &OneWayOptions,
+        rules: &Arc<dyn Rules>,
         home: Remote,
         on_end: OnOneWayEnd,
     ) -> Result<Self> {
         let ends = [
-            End::new(Duplicate::of(source.as_fd())?)?,
-            End::new(Duplicate::of(destination.as_fd())?)?,
+            End::new(source.as_fd(), rules)?,
+            End::new(destination.as_fd(), rules)?,
         ];
         let mover = Mover::new(ends, options, Instant::now())?;
         let shared = Arc::new(Shared {
@@ -243,20 +240,6 @@ impl OneWay {
         true
     }
 
-    /// Ends it with [`Reason::Looped`] when `passes` is used up, which each read of bytes takes one
-    /// of: splices in a ring share it.
-    pub fn bound_passes(&self, passes: Arc<AtomicU32>) {
-        self.shared.lock().passes = Some(passes);
-    }
-
-    /// Keeps it from moving bytes until what this returns is dropped. Somebody who reads the source
-    /// in the meantime gets bytes that the splice does not move, and the splice none of his.
-    pub fn hold_still(&self) -> Still<'_> {
-        Still {
-            _mover: self.shared.lock(),
-        }
-    }
-
     /// Has both idle timers restart when either splice moves bytes.
     pub fn share_idle_timer(&self, other: &Self) {
         let moved_at = Arc::new(Mutex::new(Instant::now()));
@@ -276,17 +259,6 @@ impl OneWay {
     /// Has the handle's drop let it go on until it ends by itself.
     pub fn detach(&self) {
         self.is_detached.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A splice that is held still.
-pub struct Still<'way> {
-    _mover: MutexGuard<'way, Mover>,
-}
-
-impl fmt::Debug for Still<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Still").finish_non_exhaustive()
     }
 }
 
@@ -323,10 +295,10 @@ impl<'ways> Reverses<'ways> {
             mover.end(Reason::Undone);
             let (ends, _) = mover.take_ends()?;
             for end in &ends {
-                way.home.deregister(end.fd.as_fd());
+                way.home.deregister(end.as_fd());
             }
             let [source, _] = ends;
-            sources.push(source.fd.into_owned()?);
+            sources.push(source.hand_over()?);
             let before_bytes = mover.moved_bytes();
             let merged = Merged {
                 status: Arc::clone(status),

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -23,7 +22,6 @@ use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Readiness;
 
-#[derive(Debug)]
 pub(super) struct Mover {
     /// Source and destination; `None` once they are taken.
     ends: Option<[End; 2]>,
@@ -33,18 +31,13 @@ pub(super) struct Mover {
     options: OneWayOptions,
     /// When the idle timer began. Splices may share it.
     pub(super) idle_since: Arc<Mutex<Instant>>,
-    /// What a ring of splices has left. Each read of bytes takes one.
-    pub(super) passes: Option<Arc<AtomicU32>>,
 }
 
 impl Mover {
     pub(super) fn new(ends: [End; 2], options: &OneWayOptions, now: Instant) -> Result<Self> {
         use Transport::{Datagram, Tcp};
         let choice = match ends.each_ref().map(|end| end.transport) {
-            [Datagram, Datagram] => CarrierChoice::Datagrams(Datagrams {
-                is_bounded: options.bounds_datagrams,
-                is_shared: false,
-            }),
+            [Datagram, Datagram] => CarrierChoice::Datagrams(Datagrams { is_shared: false }),
             [Datagram, _] | [_, Datagram] => {
                 let why = "one socket carries a stream, the other one datagrams";
                 return Err(Error::new(ErrorKind::UnsupportedSocket, why));
@@ -64,7 +57,6 @@ impl Mover {
             direction: Direction::new(choice),
             options: *options,
             idle_since: Arc::new(Mutex::new(now)),
-            passes: None,
         })
     }
 
@@ -118,8 +110,11 @@ impl Mover {
         match side {
             Side::A => {
                 self.direction.source_became(readiness);
-                if self.options.error_goes_first && readiness.has_error() {
-                    self.end_with_error_of_source();
+                if readiness.has_error()
+                    && let Some([source, _]) = &self.ends
+                    && let Some(errno) = source.rules.error_of_source(source.as_fd())
+                {
+                    self.fail(Side::A, Errno::from_raw_os_error(errno));
                 }
             }
             Side::B => {
@@ -149,7 +144,7 @@ impl Mover {
         let was_reset = |end: &End| {
             errno == Errno::PIPE
                 && end.transport == Transport::Tcp
-                && socket_option::is_closed(&end.fd).unwrap_or(false)
+                && socket_option::is_closed(end).unwrap_or(false)
         };
         let ends = self.ends.as_ref();
         let errno = match ends.is_some_and(|ends| was_reset(&ends[side.index()])) {
@@ -158,14 +153,6 @@ impl Mover {
         };
         let errno = errno.raw_os_error();
         self.end(Reason::Failed { side, errno });
-    }
-
-    fn end_with_error_of_source(&mut self) {
-        if let Some([source, _]) = &self.ends
-            && let Ok(Err(errno)) = sockopt::socket_error(&source.fd)
-        {
-            self.fail(Side::A, errno);
-        }
     }
 
     /// Whether the destination still takes bytes: a splice ends with its destination, also while
@@ -178,9 +165,9 @@ impl Mover {
             // An empty write reports what a write of bytes would (`tcp_sendmsg_locked`).
             Transport::Tcp => {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                send(&destination.fd, &[], flags).map(drop)
+                send(destination, &[], flags).map(drop)
             }
-            _ => sockopt::socket_error(&destination.fd).and_then(|pending| pending),
+            _ => sockopt::socket_error(destination).and_then(|pending| pending),
         };
         match probed {
             Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
@@ -191,7 +178,11 @@ impl Mover {
     /// Moves what can move now, unless it has ended or ends now: then there is a reason.
     pub(super) fn pump(&mut self, carriers: &mut Carriers, now: Instant) -> Progress {
         let can_move = self.reason.is_none() && self.direction.can_move();
-        let progress = self.turn(carriers);
+        let mut progress = Progress::Waits;
+        if let Some([source, _]) = &self.ends {
+            let rules = Arc::clone(&source.rules);
+            rules.turn(&mut || progress = self.turn(carriers));
+        }
         if can_move && self.options.idle.is_some_and(|idle| idle.restarts) {
             *self.idle_since() = now;
         }
@@ -203,10 +194,21 @@ impl Mover {
             return Progress::Waits;
         };
         let [source, destination] = ends;
-        if self.has_looped(source) {
+        let rules = &source.rules;
+        // What is in flight is written first. It may read in its next turn.
+        let is_to_read = self.direction.can_move() && self.direction.has_none_in_flight();
+        let turn_reads = match is_to_read {
+            true => rules.reads(source.as_fd()).min(TURN_READS),
+            false => 0,
+        };
+        if is_to_read && turn_reads == 0 {
             self.end(Reason::Looped);
             return Progress::Waits;
         }
+        let largest_datagram = match source.transport {
+            Transport::Datagram => rules.largest_datagram(destination.as_fd()),
+            Transport::Tcp | Transport::Stream => usize::MAX,
+        };
         let progress = self.direction.pump(&mut Conduit {
             source,
             destination,
@@ -214,9 +216,9 @@ impl Mover {
             shares: Limits::default().shares(),
             pipe_after_bytes: 0,
             byte_limit: self.options.byte_limit,
+            largest_datagram,
             receive_bytes: 0,
-            // Each read takes a pass.
-            turn_reads: if self.passes.is_some() { 1 } else { TURN_READS },
+            turn_reads,
             closing: false,
         });
         let reaches_limit = self.options.byte_limit == Some(self.moved_bytes());
@@ -229,7 +231,7 @@ impl Mover {
             Ok(_) => {
                 if self.options.passes_on_end {
                     // It fails only if the connection is gone.
-                    let _ = shutdown(&destination.fd, Shutdown::Write);
+                    let _ = shutdown(destination, Shutdown::Write);
                 }
                 self.end(Reason::EndOfStream);
             }
@@ -242,21 +244,5 @@ impl Mover {
             }
         }
         progress.unwrap_or(Progress::Waits)
-    }
-
-    /// Takes a pass, if bytes are to be read. True if none is left.
-    fn has_looped(&self, source: &End) -> bool {
-        let Some(passes) = &self.passes else {
-            return false;
-        };
-        let reads = self.direction.can_move()
-            && self.direction.has_none_in_flight()
-            && rustix::io::ioctl_fionread(&source.fd).is_ok_and(|bytes| bytes > 0);
-        reads
-            && passes
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-                    left.checked_sub(1)
-                })
-                .is_err()
     }
 }

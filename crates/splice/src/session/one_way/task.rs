@@ -76,10 +76,10 @@ impl Task for OneWayTask {
         cx.carriers().enter();
         self.has_carriers = true;
         let registered = cx
-            .register(&source.fd, SOURCE, Interest::SOURCE)
+            .register(source, SOURCE, Interest::SOURCE)
             .map_err(|error| (Side::A, error))
             .and_then(|()| {
-                cx.register(&destination.fd, DESTINATION, Interest::ROOM)
+                cx.register(destination, DESTINATION, Interest::ROOM)
                     .map_err(|error| (Side::B, error))
             });
         if let Err((side, error)) = registered {

@@ -22,7 +22,7 @@ impl Running {
             _ => Ok(Watch::Stream),
         };
         prepared.map_err(|error| {
-            self.declined = Some(Box::new(error.to_string().into()));
+            self.state.decline(error.to_string().into());
             Reason::Refused
         })
     }

@@ -1,6 +1,7 @@
 //! Which engine is reported for a pair, and why; at the end, what each engine has moved.
 
 use super::Running;
+use super::state::State;
 use crate::direction::Direction;
 use crate::kernel::Profile;
 use crate::name::{EngineChoice, EngineName};
@@ -12,9 +13,9 @@ pub(crate) const BY_NAME: &str = "asked for by name";
 impl Running {
     /// The engine of a running pair.
     pub(super) fn engine(&self) -> Chosen {
-        match &self.kernel {
-            Some(held) if held.has_taken => {
-                let profile = held.engine.profile();
+        match &self.state {
+            State::InKernel(engaged) => {
+                let profile = engaged.engine.profile();
                 Chosen::new(profile.name, self.why_taken(profile))
             }
             _ => self.user_space_engine(),
@@ -25,10 +26,10 @@ impl Running {
     /// that moved the last bytes. If a kernel engine had or tried the pair, the reason includes how
     /// many bytes user space moved, and why.
     pub(super) fn engine_at_end(&self, user_space_bytes: u64, in_kernel_bytes: u64) -> Chosen {
-        let Some(held) = &self.kernel else {
+        let Some(engine) = self.state.engine() else {
             return self.user_space_engine();
         };
-        let profile = held.engine.profile();
+        let profile = engine.profile();
         let Profile {
             name,
             left_to_user_space,
@@ -40,7 +41,7 @@ impl Running {
             _ => "copy",
         };
         let total_bytes = user_space_bytes + in_kernel_bytes;
-        if !held.has_taken {
+        if !self.state.was_taken() {
             let mut used = self.directions.iter().map(Direction::carriers_used);
             if used.any(|used| used.piped || used.no_pipe.is_some()) {
                 return user_space;
@@ -54,15 +55,13 @@ impl Running {
             (0, _) => Chosen::new(*name, self.why_taken(profile)),
             (_, 0) => Chosen {
                 name: user_space.name,
-                why: match (self.choice, user_space.name) {
-                    (EngineChoice::Only(_), _) => format!(
+                why: match self.choice {
+                    EngineChoice::Only(_) => format!(
                         "{name} took the pair, but {carriers} moved all {total_bytes} bytes: {left_to_user_space}"
                     ),
-                    (EngineChoice::Auto, EngineName::Pipe) => {
-                        format!("a direction moved bulk; {name} took the pair and moved no byte")
-                    }
-                    (EngineChoice::Auto, _) => {
-                        format!("no direction moved bulk; {name} took the pair and moved no byte")
+                    EngineChoice::Auto => {
+                        let which = if user_space.name == EngineName::Pipe { "a" } else { "no" };
+                        format!("{which} direction moved bulk; {name} took the pair and moved no byte")
                     }
                 }
                 .into(),
@@ -93,7 +92,11 @@ impl Running {
             .map(|direction| direction.carriers_used());
         let piped = used.clone().any(|used| used.piped);
         let missed = used.clone().find_map(|used| used.no_pipe);
-        let declined = self.declined.as_deref().cloned();
+        let declined = self
+            .state
+            .alone()
+            .and_then(|alone| alone.declined.as_deref())
+            .cloned();
         let (name, kernel_by_name) = match self.choice {
             EngineChoice::Only(name) if name.is_in_kernel() => (EngineName::Copy, true),
             EngineChoice::Only(name) => (name, false),
@@ -129,7 +132,7 @@ impl Running {
             },
             (None, None) if piped && !by_name => Chosen::new(name, "a direction moved bulk"),
             // Before its first turn a pair has no engine yet.
-            (None, _) if self.kernel.is_some() || kernel_by_name => {
+            (None, _) if self.state.engine().is_some() || kernel_by_name => {
                 Chosen::new(name, "no kernel engine has taken the pair yet")
             }
             (None, _) if by_name => Chosen::new(name, BY_NAME),

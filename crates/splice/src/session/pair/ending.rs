@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::Running;
 use super::aftermath::AftermathTask;
-use super::{Held, Running};
+use super::state::{Engaged, State};
 use crate::endpoint::Endpoint;
 use crate::kernel::DirectionView as _;
 use crate::outcome::{Outcome, Reason, Side};
@@ -23,21 +24,25 @@ impl Running {
     /// what it has not sent yet (`__tcp_close`). After EOF the reset does no harm.
     pub(super) fn part(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
         let sides = self.ends.sides();
+        let has_engine = self.state.engine().is_some();
         let in_kernel = self.in_kernel_bytes();
         let moved =
             |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
         let receivers: Vec<_> = Side::BOTH
             .into_iter()
-            .filter(|from| self.kernel.is_none() || Some(moved(from)) == self.byte_limit)
+            .filter(|from| !has_engine || Some(moved(from)) == self.byte_limit)
             .map(|from| sides[from.other().index()])
             .collect();
-        let until = *self.parting_until.get_or_insert_with(|| {
-            for end in &receivers {
-                // It fails if the peer is gone, and then there is nothing to wait for.
-                let _ = end.end_stream();
+        let until = match self.state {
+            State::Parting { until, .. } => until,
+            _ => {
+                for end in &receivers {
+                    // It fails if the peer is gone, and then there is nothing to wait for.
+                    let _ = end.end_stream();
+                }
+                self.state.part(cx.now() + PARTING_MOST)
             }
-            cx.now() + PARTING_MOST
-        });
+        };
         let has_all = receivers.iter().all(|end| end.has_delivered_all());
         for direction in &mut self.directions {
             direction.release(cx.carriers());
@@ -70,7 +75,7 @@ impl Running {
             reason
         };
         let mut moved_in_kernel = [0, 0];
-        if let Some(Held { engine, .. }) = &mut self.kernel {
+        if let Some(Engaged { engine, .. }) = self.state.engaged() {
             #[cfg(test)]
             let carried = engine.carried_bytes();
             #[cfg(test)]
@@ -95,8 +100,9 @@ impl Running {
             self.engine_at_end(self.given_bytes(), moved_in_kernel.into_iter().sum());
         drop(self.ends);
         let remains = self
-            .kernel
-            .and_then(|mut held| held.engine.closed(reason))
+            .state
+            .end()
+            .and_then(|mut engine| engine.closed(reason))
             .map(|left| Box::new(AftermathTask(left)) as Box<dyn Task>);
         let outcome = Outcome {
             reason,

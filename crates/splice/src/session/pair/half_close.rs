@@ -13,6 +13,7 @@
 use std::time::{Duration, Instant};
 
 use super::Running;
+use super::state::State;
 use crate::direction::Direction;
 use crate::kernel::DirectionView as _;
 use crate::reactor::Context;
@@ -51,7 +52,7 @@ impl Running {
     /// When to look whether the pair has been half-closed for too long.
     pub(super) fn half_close_look_at(&mut self, now: Instant) -> Option<Instant> {
         let half_close = self.half_close.as_mut()?;
-        if self.kernel.is_some() && half_close.look_at.is_none() {
+        if self.state.engine().is_some() && half_close.look_at.is_none() {
             half_close.look_at = now.checked_add(half_close.timeout);
         }
         half_close.look_at
@@ -66,11 +67,13 @@ impl Running {
         let Some(half_close) = &mut self.half_close else {
             return false;
         };
-        let held = self.kernel.as_ref().filter(|held| held.has_taken);
-        let ended = held.map(|held| held.engine.counters().ended_streams());
+        let ended = match &self.state {
+            State::InKernel(engaged) => engaged.engine.counters().ended_streams(),
+            _ => [false; 2],
+        };
         let since = match half_close.ended_at {
             Some(ended_at) => ended_at.max(last_moved_at),
-            None if ended.is_some_and(|ended| ended.contains(&true)) => last_moved_at,
+            None if ended.contains(&true) => last_moved_at,
             None => {
                 // The next deadline is set to a full timeout from now, if the kernel still has the pair.
                 half_close.look_at = None;

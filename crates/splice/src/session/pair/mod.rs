@@ -20,9 +20,9 @@
 //!  └──both directions have ended, an error, a timeout, closed, refused by name────┘
 //! ```
 //!
-//! A kernel engine that was chosen by name is tried from the start. [`Held`] tells the first three
-//! states apart, and `parting_until` is set while the pair parts. At the end the pair reports the
-//! reason and closes both ends: in order if both streams have reached EOF, otherwise with a reset.
+//! A kernel engine that was chosen by name is tried from the start. [`State`] is all of these but
+//! the last: then [`Pair`] has nothing. At the end the pair reports the reason and closes both ends:
+//! in order if both streams have reached EOF, otherwise with a reset.
 
 mod aftermath;
 mod carriers;
@@ -32,9 +32,9 @@ pub(crate) mod ends;
 mod half_close;
 mod idle;
 pub(crate) mod promotion;
+mod state;
 mod turn;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,6 +43,7 @@ use self::ends::Ends;
 use self::half_close::HalfClose;
 use self::idle::Idle;
 use self::promotion::{Promotion, Trigger};
+use self::state::State;
 use super::meter::Stream;
 use super::status::Status;
 use crate::direction::{
@@ -58,7 +59,7 @@ use crate::reactor::{Context, Readiness, Step, Task};
 /// Called when a pair has ended.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 
-/// The task of a pair: nothing once it has ended.
+/// The task of a pair: `None` once it has ended.
 pub(crate) struct Pair(Option<Running>);
 
 /// A pair that has not ended.
@@ -67,13 +68,10 @@ struct Running {
     directions: [Direction; 2],
     choice: EngineChoice,
     shares: Shares,
-    kernel: Option<Held>,
-    /// Why no engine in the kernel has the pair, if one was tried or none may be.
-    declined: Option<Box<Cow<'static, str>>>,
+    state: State,
     /// What epoll watches each end for; `None` before it is registered.
     watched: [Option<Watch>; 2],
     pipe_after_bytes: u64,
-    promotion: Option<Box<dyn Promotion>>,
     byte_limit: Option<u64>,
     joined_at: Instant,
     /// With a limit on that: how long no byte has moved.
@@ -82,37 +80,11 @@ struct Running {
     half_close: Option<Box<HalfClose>>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
-    /// The byte limit was reached. The receiver has until then to take what was written.
-    parting_until: Option<Instant>,
 }
 
 /// There may be many idle ones.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Pair>() <= 432);
-
-/// A kernel engine that has the pair or tries to take it.
-#[derive(Debug)]
-struct Held {
-    engine: Box<dyn KernelEngine>,
-    /// It has taken the pair.
-    has_taken: bool,
-    /// The loop watches its notifier.
-    is_notified: bool,
-    /// It gets a turn then.
-    look_at: Option<Instant>,
-}
-
-impl Held {
-    /// The engine has had no turn yet.
-    fn new(engine: Box<dyn KernelEngine>) -> Self {
-        Self {
-            engine,
-            has_taken: false,
-            is_notified: false,
-            look_at: None,
-        }
-    }
-}
+const _: () = assert!(size_of::<Pair>() <= 408);
 
 /// How a pair's bytes are moved, and how it may move into the kernel.
 #[derive(Debug, Default)]
@@ -149,11 +121,9 @@ impl Pair {
             directions,
             choice: options.engine,
             shares: options.limits.shares(),
-            kernel: plan.kernel.map(Held::new),
-            declined: plan.stays.map(|why| Box::new(why.into())),
+            state: State::new(plan),
             watched: registered.map_or([None; 2], |_| [Some(Watch::Stream); 2]),
             pipe_after_bytes: options.promote_after_bytes,
-            promotion: plan.promotion,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
             idle: options
@@ -163,7 +133,6 @@ impl Pair {
             half_close: half_close.map(Box::new),
             status,
             on_end,
-            parting_until: None,
         };
         running.status.set_engine(running.engine());
         Self(Some(running))
@@ -213,9 +182,9 @@ impl Task for Pair {
 
     fn close(&mut self, cx: &mut Context<'_>) {
         self.step(cx, |running, _| {
-            Err(match running.parting_until {
-                Some(_) => Reason::ByteLimit,
-                None => Reason::Shutdown,
+            Err(match running.state {
+                State::Parting { .. } => Reason::ByteLimit,
+                _ => Reason::Shutdown,
             })
         });
     }
@@ -237,7 +206,7 @@ impl Running {
         self.watch_both(cx, watch)?;
         if matches!(self.choice, EngineChoice::Only(name) if name.is_in_kernel()) {
             self.ask(cx, Trigger::Start);
-            if self.kernel.is_none() {
+            if self.state.engine().is_none() {
                 return Err(Reason::Refused);
             }
         }
@@ -265,7 +234,7 @@ impl Running {
 
     /// Moves what can move now, in both directions.
     fn pump(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
-        if self.parting_until.is_some() {
+        if self.state.is_parting() {
             return self.part(cx);
         }
         let used_before = self.carriers_used();
@@ -282,7 +251,7 @@ impl Running {
         }
         self.note_ended_stream(cx);
         self.watch_room(cx)?;
-        if let Some(promotion) = &self.promotion
+        if let Some(promotion) = self.state.promotion()
             && promotion.wants(self.given_bytes())
         {
             self.ask(cx, Trigger::Moved);
@@ -319,6 +288,7 @@ impl Running {
                 shares: self.shares,
                 pipe_after_bytes: self.pipe_after_bytes,
                 byte_limit: limit,
+                largest_datagram: usize::MAX,
                 receive_bytes,
                 turn_reads: TURN_READS,
                 closing,
@@ -347,8 +317,8 @@ impl Running {
                     errno,
                 }) => {
                     let side = if at_destination { to } else { from };
-                    let held = self.kernel.as_ref();
-                    let reset_by = held.and_then(|held| held.engine.reset_by());
+                    let engine = self.state.engine();
+                    let reset_by = engine.and_then(|engine| engine.reset_by());
                     return Err(
                         reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset)
                     );
@@ -372,14 +342,14 @@ impl Running {
     /// When a byte last moved, by user space or in the kernel. An engine moves those of one direction
     /// while it still waits for the other one.
     fn last_moved_at(&self, now: Instant) -> Instant {
-        let held = self.kernel.as_ref();
-        let in_kernel = held.and_then(|held| held.engine.counters().moved_at(now));
+        let engine = self.state.engine();
+        let in_kernel = engine.and_then(|engine| engine.counters().moved_at(now));
         let moved_at = self.status.meter.moved_at();
         in_kernel.map_or(moved_at, |at| at.max(moved_at))
     }
 
     fn ask_at(&self) -> Option<Instant> {
-        self.promotion.as_ref()?.ask_at()
+        self.state.promotion()?.ask_at()
     }
 
     /// The pair's one deadline stands for the first of several. While it parts, it stands for the
@@ -389,14 +359,14 @@ impl Running {
             self.idle.as_ref().map(Idle::look_at),
             self.half_close_look_at(cx.now()),
             self.ask_at(),
-            self.kernel.as_ref().and_then(|held| held.look_at),
+            self.state.engaged().and_then(|engaged| engaged.look_at),
         ];
         cx.set_deadline(wanted.into_iter().flatten().min());
     }
 
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
         let now = cx.now();
-        if self.parting_until.is_some() {
+        if self.state.is_parting() {
             return self.part(cx);
         }
         if self.is_idle_for_too_long(now) {
@@ -406,10 +376,8 @@ impl Running {
             return Err(Reason::HalfClosed);
         }
         let mut step = Step::Wait;
-        let held = self.kernel.as_mut();
-        let is_engines_turn = held
-            .and_then(|held| held.look_at.take_if(|at| *at <= now))
-            .is_some();
+        let look_at = self.state.engaged().map(|engaged| &mut engaged.look_at);
+        let is_engines_turn = look_at.is_some_and(|at| at.take_if(|at| *at <= now).is_some());
         let is_to_ask = self.ask_at().is_some_and(|at| at <= now);
         if is_to_ask {
             self.ask(cx, Trigger::Deadline);
@@ -418,7 +386,7 @@ impl Running {
             step = self.pump(cx)?;
         }
         // A parting pair has a deadline of its own.
-        if self.parting_until.is_none() {
+        if !self.state.is_parting() {
             self.set_deadline(cx);
         }
         Ok(step)

@@ -54,10 +54,7 @@ pub(crate) trait Promotion: Send + fmt::Debug {
         cx: &mut Context<'_>,
     ) -> Proposal;
 
-    /// The engine has taken the pair.
-    fn taken(&mut self, engine: EngineName);
-
-    /// The engine has given the pair up, or could not take it.
+    /// The engine could not take the pair. Once one has taken it, the pair has no policy any more.
     fn declined(&mut self, engine: EngineName, now: Instant);
 
     /// Whether the pair may still get an engine that keeps receive buffers empty. Until then they

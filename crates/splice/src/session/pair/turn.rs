@@ -2,39 +2,44 @@
 
 use std::os::fd::AsFd;
 
+use super::Running;
 use super::aftermath::AftermathTask;
-use super::promotion::{Candidate, Promotion, Proposal, Trigger};
-use super::{Held, Running};
+use super::promotion::{Candidate, Proposal, Trigger};
+use super::state::{Engaged, State};
 use crate::direction::Direction;
 use crate::endpoint::redirected_receive_bytes;
 use crate::kernel::{
     Aftermath, DirectionView as _, Next, PairView, Refusal, Returned, Turn, Watch,
 };
-use crate::name::EngineChoice;
+use crate::name::{EngineChoice, EngineName};
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest};
 use crate::session::attempts::Attempt;
 
 impl Running {
     pub(super) fn in_kernel_bytes(&self) -> [u64; 2] {
-        self.kernel
-            .as_ref()
-            .map_or([0, 0], |held| held.engine.counters().moved_bytes())
+        let engine = self.state.engine();
+        engine.map_or([0, 0], |engine| engine.counters().moved_bytes())
     }
 
     /// Gives the kernel engine its turn, if the pair has one. True if the pair is to be pumped again.
     pub(super) fn kernel_turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Reason> {
-        let Some(held) = &mut self.kernel else {
-            return Ok(false);
-        };
-        if !std::mem::replace(&mut held.is_notified, true)
-            && let Some(notifier) = held.engine.notifier()
+        if let State::Trying {
+            engaged,
+            is_notified,
+            ..
+        } = &mut self.state
+            && !std::mem::replace(is_notified, true)
+            && let Some(notifier) = engaged.engine.notifier()
         {
             cx.watch_notifier(notifier)
                 .map_err(|error| Reason::of_error(Side::A, &error))?;
         }
-        let name = held.engine.profile().name;
-        let turn = held.engine.turn(&mut PairView {
+        let Some(Engaged { engine, look_at }) = self.state.engaged() else {
+            return Ok(false);
+        };
+        let name = engine.profile().name;
+        let turn = engine.turn(&mut PairView {
             ends: self.ends.sides(),
             directions: self.directions.each_mut().map(|direction| direction as _),
             buffer_bytes: self.shares.buffer_bytes,
@@ -44,24 +49,25 @@ impl Running {
         });
         let next = match turn {
             Turn::Holds(next) => {
-                held.look_at = next.look_at;
-                if held.engine.has_taken() && !std::mem::replace(&mut held.has_taken, true) {
+                *look_at = next.look_at;
+                if engine.has_taken() && !self.state.was_taken() {
+                    self.state.take();
                     self.status.attempts.note(Attempt::Taken);
-                    self.status.meter.set_kernel(held.engine.counters());
-                    self.tell_promotion(|promotion| promotion.taken(name));
+                    if let Some(engine) = self.state.engine() {
+                        self.status.meter.set_kernel(engine.counters());
+                    }
                     self.status.set_engine(self.engine());
                 }
                 next
             }
             Turn::Refused(Refusal { cause, why }) => {
                 self.status.attempts.note(cause.into());
-                self.kernel = None;
-                self.declined = Some(Box::new(why));
+                self.state.decline(why);
                 if self.choice != EngineChoice::Auto && cause.ends_by_name() {
                     return Err(Reason::Refused);
                 }
                 let now = cx.now();
-                self.tell_promotion(|promotion| promotion.declined(name, now));
+                self.state.tell(|promotion| promotion.declined(name, now));
                 self.status.set_engine(self.engine());
                 Next {
                     again: self.directions.iter().any(|direction| direction.can_move()),
@@ -69,7 +75,7 @@ impl Running {
                 }
             }
             Turn::Returned(returned) => {
-                cx.spawn(Box::new(AftermathTask(self.take_back(returned))));
+                cx.spawn(Box::new(AftermathTask(self.take_back(name, returned))));
                 self.note_ended_stream(cx);
                 Next::PUMP
             }
@@ -80,17 +86,8 @@ impl Running {
         Ok(next.again)
     }
 
-    /// Tells the policy of what an engine did. An idle pair is to be small, so it keeps none that is
-    /// over.
-    fn tell_promotion(&mut self, tell: impl FnOnce(&mut dyn Promotion)) {
-        self.promotion.take_if(|promotion| {
-            tell(promotion.as_mut());
-            promotion.is_over()
-        });
-    }
-
     /// Goes on alone, where the kernel has got to.
-    fn take_back(&mut self, returned: Returned) -> Box<dyn Aftermath> {
+    fn take_back(&mut self, name: EngineName, returned: Returned) -> Box<dyn Aftermath> {
         for (from, direction) in self.directions.iter_mut().enumerate() {
             direction.was_moved(returned.moved_bytes[from], returned.has_ended[from]);
             if let Some(bytes) = returned.ends_after_bytes[from] {
@@ -102,15 +99,11 @@ impl Running {
         self.status.meter.settle(given);
         self.status.meter.moved(moved_at);
         let Refusal { cause, why } = returned.refusal;
-        if let Some(held) = self.kernel.take() {
-            let bytes: u64 = returned.moved_bytes.iter().sum();
-            let had = format!(
-                "{} moved {bytes} bytes and gave the pair back: {why}",
-                held.engine.profile().name
-            );
-            self.declined = Some(Box::new(had.into()));
-        }
-        self.promotion = None;
+        let bytes: u64 = returned.moved_bytes.iter().sum();
+        let had = format!("{name} moved {bytes} bytes and gave the pair back: {why}");
+        // It had the pair, and no other engine will.
+        self.state.take();
+        self.state.decline(had.into());
         self.status.attempts.note(Attempt::given_back(cause));
         self.status.set_engine(self.engine());
         returned.left
@@ -144,10 +137,10 @@ impl Running {
 
     /// The size at which this pair fixes its receive buffers.
     pub(super) fn receive_bytes(&self) -> usize {
-        let promotion = self.promotion.as_ref();
-        let held = self.kernel.as_ref();
+        let promotion = self.state.promotion();
+        let engine = self.state.engine();
         if promotion.is_some_and(|promotion| promotion.may_redirect())
-            || held.is_some_and(|held| held.engine.profile().redirects)
+            || engine.is_some_and(|engine| engine.profile().redirects)
         {
             redirected_receive_bytes(self.shares.buffer_bytes)
         } else {
@@ -157,25 +150,25 @@ impl Running {
 
     /// Asks the policy which kernel engine tries the pair. The next turn begins with it.
     pub(super) fn ask(&mut self, cx: &mut Context<'_>, trigger: Trigger) {
-        let Some(promotion) = &mut self.promotion else {
-            return;
-        };
         let candidate = Candidate {
             ends: &self.ends,
             moved_bytes: self.status.meter.read().total(),
-            is_held: self.kernel.is_some(),
+            is_held: self.state.engine().is_some(),
         };
-        let asked_at = promotion.ask_at();
-        let proposal = promotion.propose(trigger, &candidate, cx);
-        let is_put_off = promotion.ask_at() != asked_at;
-        // An idle pair is to be small.
-        self.promotion.take_if(|promotion| promotion.is_over());
+        let asked = self.state.tell(|promotion| {
+            let ask_at = promotion.ask_at();
+            let proposal = promotion.propose(trigger, &candidate, cx);
+            (proposal, promotion.ask_at() != ask_at)
+        });
+        let Some((proposal, is_put_off)) = asked else {
+            return;
+        };
         match proposal {
             Proposal::Nothing => {}
-            Proposal::Try(engine) => self.kernel = Some(Held::new(engine)),
+            Proposal::Try(engine) => self.state.try_engine(engine),
             Proposal::Unavailable(why) => {
                 self.status.attempts.note(Attempt::Unavailable);
-                self.declined = Some(Box::new(why));
+                self.state.decline(why);
                 self.status.set_engine(self.engine());
             }
         }

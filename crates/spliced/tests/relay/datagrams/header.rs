@@ -143,9 +143,9 @@ fn a_datagram_whose_time_to_live_is_used_up_is_dropped_and_counted() {
 fn has_bit(mut raw: &Socket, port: u16) -> bool {
     let mut packet = [0; 2000];
     until_found("a datagram to the target", || {
-        raw.read(&mut packet).expect("a packet");
+        let length = raw.read(&mut packet).expect("a packet");
         // An IPv4 header without options, and the port after it.
-        (packet[22..24] == port.to_be_bytes()).then_some(packet[6] & 0x40 != 0)
+        (length >= 24 && packet[22..24] == port.to_be_bytes()).then_some(packet[6] & 0x40 != 0)
     })
 }
 

@@ -202,7 +202,9 @@ fn a_way_that_is_prohibited_ends_the_session() {
     Routed::each(&["route add prohibit NET"], &[], |routed| {
         let mut told = None;
         until("the session ends, and the client is told", || {
-            told = routed.client.send(b"question").err().or(told.take());
+            if let Err(error) = routed.client.send(b"question") {
+                told = Some(error);
+            }
             told.is_some() && !routed.log.entries().is_empty()
         });
         let outcome = routed.log.entries()[0]["outcome"].to_string();

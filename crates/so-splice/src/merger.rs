@@ -1,7 +1,7 @@
-//! Makes a pair of two one-way splices once the caller has closed both sockets.
+//! Makes a pair of a splice and its reverse once the program has closed both sockets.
 //!
 //! The kernel tells nobody that a descriptor was closed while others of the same socket are open.
-//! So the task looks, less and less often: first at the two descriptors that the caller has named,
+//! So the task looks, less and less often: first at the two descriptors that the program has named,
 //! and if both are closed, at all descriptors of the process.
 
 use std::collections::HashMap;
@@ -11,14 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::counters::Counters;
-use crate::endpoint::Endpoint;
-use crate::options::Options;
-use crate::outcome::{Outcome, Reason};
-use crate::reactor::{Context, Readiness, Step, Task};
-use crate::session::Status;
-use crate::session::one_way::{OneWay, Reverses};
-use crate::session::pair::ends::Ends;
+use splice::{Context, OneWay, Options, Readiness, Step, Task, merged_task};
 
 /// Programs that close their sockets do so right after they have spliced them. A connection that
 /// ends sooner gains nothing from the kernel (`segment_after`).
@@ -27,20 +20,21 @@ const FIRST_LOOK_AFTER: Duration = Duration::from_millis(50);
 /// A look costs two system calls, so an idle program is not kept awake.
 const LOOK_LEAST_OFTEN: Duration = Duration::from_secs(10);
 
-pub(super) struct Merger {
+/// Makes a pair of a splice and its reverse once the process has closed all descriptors of both
+/// sockets. What other processes have is not seen; `may` is asked before.
+pub(crate) struct Merger {
     ways: [Weak<OneWay>; 2],
     numbers: [RawFd; 2],
     inodes: [u64; 2],
-    options: Options,
     may: Box<dyn Fn() -> bool + Send>,
     look_after: Duration,
 }
 
 impl Merger {
-    pub(super) fn new(
+    /// `numbers` are the program's descriptors of the sources of both.
+    pub(crate) fn new(
         ways: [&Arc<OneWay>; 2],
         numbers: [RawFd; 2],
-        options: &Options,
         may: Box<dyn Fn() -> bool + Send>,
     ) -> Self {
         Self {
@@ -49,7 +43,6 @@ impl Merger {
             inodes: numbers.map(|number| {
                 inode(format!("/proc/self/fd/{number}").as_ref()).unwrap_or_default()
             }),
-            options: *options,
             may,
             look_after: FIRST_LOOK_AFTER,
         }
@@ -68,26 +61,11 @@ impl Merger {
         if !self.are_closed(cx.now()) || !(self.may)() {
             return self.wait(cx);
         }
-        let status = Arc::new(Status::new());
-        let merged = Reverses::of(&forth, &back).and_then(|reverses| reverses.merge(&status));
-        let Some((sources, on_end)) = merged else {
-            let has_ended = forth.reason().or_else(|| back.reason()).is_some();
-            return if has_ended { Step::Done } else { self.wait(cx) };
-        };
-        let [Ok(a), Ok(b)] = sources.map(Endpoint::new) else {
+        match merged_task(&forth, &back, &Options::default()) {
+            Ok(Some(pair)) => Step::Become(pair),
+            Ok(None) if forth.reason().or_else(|| back.reason()).is_some() => Step::Done,
+            Ok(None) => self.wait(cx),
             // They are closed, and were nobody's any more.
-            on_end(Reason::Shutdown, Counters::default());
-            return Step::Done;
-        };
-        let on_end = Box::new(move |outcome: Outcome| on_end(outcome.reason, outcome.moved));
-        match super::pair(
-            Ends::Two([a, b]),
-            &self.options,
-            None,
-            &status,
-            Some(on_end),
-        ) {
-            Ok(pair) => Step::Become(Box::new(pair)),
             Err(_) => Step::Done,
         }
     }
