@@ -310,6 +310,7 @@ int bypass_send(struct sk_msg_md *message)
 	}
 	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
 	from->sends++;
+	from->sender = (__u32)bpf_get_current_pid_tgid();
 	if (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK)
 		return SK_PASS;
 	if (is_orphan(settings, from)) {
@@ -342,8 +343,7 @@ int bypass_send(struct sk_msg_md *message)
 	from->obstacle = found;
 	from->passed_bytes += bytes;
 	from->passed_messages++;
-	/* Only what goes over TCP takes room, so who sends what is redirected does not matter. */
-	from->sender = (__u32)bpf_get_current_pid_tgid();
+	/* Only what goes over TCP takes room. */
 	if (keeps_no_wait(from))
 		send_off(settings, mark, pair, from, BYPASS_MIXES);
 	if (found == BYPASS_FULL)

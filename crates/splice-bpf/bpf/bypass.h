@@ -99,7 +99,7 @@ struct bypass_end {
 	__u32 user;		/* the socket's uid, once user space has asked */
 	__u32 process;		/* that has read last */
 	__u32 waiter;		/* the thread that has read last, if it would have waited */
-	__u32 sender;		/* the thread that has sent last by TCP, since it is a member if it is one */
+	__u32 sender;		/* the thread that has sent last */
 
 	/* What it has read. */
 	__u64 received_bytes;	/* by recvmsg, whichever way they came */

@@ -128,6 +128,24 @@ fn threads_that_wait_while_others_send_are_left_alone() {
     running.stop();
 }
 
+#[test]
+fn a_connection_that_another_thread_takes_over_stays_redirected() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::new();
+    let running = stage.start();
+    let mut ends = stage.connect(Lab::SERVER_V4);
+    stage.until_redirected(&mut ends);
+    // It sends and waits as the first one did.
+    thread::scope(|scope| {
+        scope.spawn(|| ends.converse(&mut Random::of_run(3), 200, 1000));
+    });
+    let of = stage.connection(&ends).expect("it is there");
+    assert_eq!((of.state, of.reason), (State::Redirected, None));
+    running.stop();
+}
+
 /// A call that sends, and does not wait for room.
 fn send_now(to: &TcpStream, bytes: &[u8]) -> Result<usize, Errno> {
     send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
