@@ -9,6 +9,8 @@ use super::examine_text;
 enum Place {
     Process,
     Listener,
+    /// A listener of datagrams. One of streams knows its keys, and refuses them.
+    Datagrams,
     Route,
     Backend,
     Server,
@@ -17,6 +19,12 @@ enum Place {
 
 /// A configuration with these lines in one place.
 fn text(place: Place, lines: &str) -> String {
+    if place == Place::Datagrams {
+        return format!(
+            "[[listener]]\naddress = 'udp::1'\n{lines}\n[[listener.route]]\nbackend = 'b'\n\
+             [backend.b]\nservers = 'udp:10.0.0.1:1'\n"
+        );
+    }
     let at = |other| if other == place { lines } else { "" };
     // A route says what it does, and a check what it checks, unless the lines do.
     let action = match lines.contains("reset") || lines.contains("allow") {
@@ -175,6 +183,19 @@ const KEYS: &[(Place, &str, &str)] = &[
     (Place::Health, "timeout = '1s'", "timeout: 1s"),
     (Place::Health, "rise = 7", "rise: 7"),
     (Place::Health, "fall = 7", "fall: 7"),
+    (Place::Datagrams, "max_sessions = 7", "max_sessions: 7"),
+    (
+        Place::Datagrams,
+        "max_sessions_per_client = 7",
+        "max_connections: Some(7)",
+    ),
+    (Place::Datagrams, "replies = 7", "replies: Some(7)"),
+    (Place::Datagrams, "ttl = 'keep'", "ttl: Keep"),
+    (
+        Place::Datagrams,
+        "dont_fragment = 'yes'",
+        "dont_fragment: Yes",
+    ),
 ];
 
 #[test]
@@ -212,7 +233,8 @@ fn no_key_is_forgotten_here() {
         let keys = keys.lines().next().expect("a line");
         for key in keys.split(", ").flat_map(|keys| keys.split(" or ")) {
             let begins = |lines: &str| lines.starts_with(&format!("{key} "));
-            let is_tried = KEYS.iter().any(|it| it.0 == place && begins(it.1));
+            let is_here = |of| of == place || (place, of) == (Place::Listener, Place::Datagrams);
+            let is_tried = KEYS.iter().any(|it| is_here(it.0) && begins(it.1));
             assert!(
                 is_tried || always.contains(&key) || of_defaults.contains(&key),
                 "no test of {key}, {place:?}"
