@@ -37,7 +37,7 @@ pub(crate) struct PickKey<'a> {
 }
 
 /// The servers that a connection has tried.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Tried(Vec<Arc<Server>>);
 
 impl Tried {

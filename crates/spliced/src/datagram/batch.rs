@@ -4,6 +4,7 @@ use std::fmt;
 
 use quinn_udp::EcnCodepoint;
 
+use super::piece::Piece;
 use super::sender::Sender;
 
 /// Datagrams of one call, and their bytes.
@@ -56,6 +57,22 @@ impl Batch {
             buffers: Vec::new(),
             messages: Vec::new(),
         }
+    }
+
+    /// What has been received: each message, and its bytes.
+    pub(crate) fn received(&self) -> impl Iterator<Item = (&Message, Piece<'_>)> {
+        self.messages
+            .iter()
+            .zip(&self.buffers)
+            .map(|(message, buffer)| {
+                let piece = Piece {
+                    bytes: &buffer[..message.length],
+                    stride: message.stride,
+                    congestion: message.congestion,
+                    ttl: message.ttl,
+                };
+                (message, piece)
+            })
     }
 }
 

@@ -33,8 +33,7 @@ pub(crate) enum Destination {
 pub(crate) struct OneTarget {
     name: String,
     target: Arc<Target>,
-    /// Which of the target's addresses a session takes: the next one, once one has refused.
-    next_address: AtomicUsize,
+    turn: Turn,
 }
 
 /// The first route that takes a client says to which backend it goes.
@@ -59,6 +58,35 @@ pub(crate) struct Place {
     pub(crate) held: Option<Held>,
 }
 
+/// Why there is no place for a session.
+#[derive(Debug, Default)]
+pub(crate) struct Nowhere {
+    pub(crate) why: String,
+    /// What the last server that was tried has answered.
+    pub(crate) errno: Option<Errno>,
+    /// This host has no descriptor or port left, for example.
+    pub(crate) is_shortage: bool,
+}
+
+impl<T: Into<String>> From<T> for Nowhere {
+    fn from(why: T) -> Self {
+        Self {
+            why: why.into(),
+            ..Self::default()
+        }
+    }
+}
+
+impl Nowhere {
+    fn at(target: &SocketAddress, errno: Errno, fault: Fault) -> Self {
+        Self {
+            why: why_unreachable(target, errno),
+            errno: matches!(fault, Fault::Server | Fault::Reset).then_some(errno),
+            is_shortage: fault == Fault::Shortage,
+        }
+    }
+}
+
 impl Destination {
     /// A place for a new session of `client`, at none of the servers `tried`. `closer` wakes whoever looks whether
     /// the session is cut. Returns why there is none.
@@ -68,20 +96,19 @@ impl Destination {
         tried: &mut Tried,
         terms: &DatagramTerms,
         closer: &task::Waker,
-    ) -> Result<Place, String> {
+    ) -> Result<Place, Nowhere> {
         match self {
             Self::Target(target) => target.place(terms),
             Self::Routes(routes) => routes.place(client, tried, terms, closer),
         }
     }
 
-    /// The target's side of a session has failed, which had no `held` place at a server.
-    pub(crate) fn failed(&self, has_answered: bool) {
+    /// The side of the target of a session has failed, which had no `held` place at a server.
+    pub(crate) fn failed(&self, address: &SocketAddress, has_answered: bool) {
         if let Self::Target(target) = self
             && !has_answered
         {
-            // The next session tries the next address, if the target has several.
-            target.next_address.fetch_add(1, Ordering::Relaxed);
+            target.turn.leave(&target.target.addresses(), address);
         }
     }
 
@@ -119,19 +146,18 @@ impl OneTarget {
         Self {
             name,
             target,
-            next_address: AtomicUsize::new(0),
+            turn: Turn::default(),
         }
     }
 
-    fn place(&self, terms: &DatagramTerms) -> Result<Place, String> {
+    fn place(&self, terms: &DatagramTerms) -> Result<Place, Nowhere> {
         let addresses = self.target.addresses();
         if addresses.is_empty() {
-            return Err(self.target.why_nowhere());
+            return Err(self.target.why_nowhere().into());
         }
-        let first = self.next_address.load(Ordering::Relaxed);
-        let mut why = String::new();
-        for turn in 0..addresses.len() {
-            let target = &addresses[first.wrapping_add(turn) % addresses.len()];
+        let mut why = Nowhere::default();
+        for _ in 0..addresses.len() {
+            let target = self.turn.of(&addresses);
             match connect(target, terms, |_| Ok(())) {
                 Ok(socket) => {
                     return Ok(Place {
@@ -140,10 +166,34 @@ impl OneTarget {
                         held: None,
                     });
                 }
-                Err((errno, _)) => why = why_unreachable(target, errno),
+                Err((errno, fault)) => {
+                    why = Nowhere::at(target, errno, fault);
+                    self.turn.leave(&addresses, target);
+                }
             }
         }
         Err(why)
+    }
+}
+
+/// Which of a target's addresses a session takes: the next one, once one has refused.
+#[derive(Debug, Default)]
+struct Turn(AtomicUsize);
+
+impl Turn {
+    /// `addresses` are not empty.
+    fn of<'a>(&self, addresses: &'a [SocketAddress]) -> &'a SocketAddress {
+        &addresses[self.0.load(Ordering::Relaxed) % addresses.len()]
+    }
+
+    /// `refused` has refused, to this session and maybe to others before.
+    fn leave(&self, addresses: &[SocketAddress], refused: &SocketAddress) {
+        let now = self.0.load(Ordering::Relaxed);
+        if !addresses.is_empty() && addresses[now % addresses.len()] == *refused {
+            let (next, order) = (now.wrapping_add(1), Ordering::Relaxed);
+            // Another thread may have gone on.
+            let _ = self.0.compare_exchange(now, next, order, order);
+        }
     }
 }
 
@@ -154,7 +204,7 @@ impl Routes {
         tried: &mut Tried,
         terms: &DatagramTerms,
         closer: &task::Waker,
-    ) -> Result<Place, String> {
+    ) -> Result<Place, Nowhere> {
         let ip = client.ip();
         let takes = |route: &Route| match (&route.clients, ip) {
             (None, _) => true,
@@ -195,11 +245,11 @@ impl Routes {
                 Err(none) => match fallback.take() {
                     Some(other) => backend = other,
                     None => {
-                        return Err(format!(
-                            "backend {}: {}",
-                            backend.name(),
-                            why.unwrap_or(none)
-                        ));
+                        let why = why.unwrap_or_else(|| none.into());
+                        return Err(Nowhere {
+                            why: format!("backend {}: {}", backend.name(), why.why),
+                            ..why
+                        });
                     }
                 },
             }
@@ -213,18 +263,18 @@ fn reach(
     lease: &Lease,
     terms: &DatagramTerms,
     client: Option<std::net::IpAddr>,
-) -> Result<(DatagramSocket, SocketAddress), String> {
-    let mut why = String::new();
+) -> Result<(DatagramSocket, SocketAddress), Nowhere> {
+    let mut why = Nowhere::default();
     for target in lease.addresses()?.iter() {
         match connect(target, terms, |socket| {
             backend.prepare_socket(socket, target, client)
         }) {
             Ok(socket) => return Ok((socket, target.clone())),
             Err((errno, fault)) => {
-                why = why_unreachable(target, errno);
+                why = Nowhere::at(target, errno, fault);
                 match fault {
                     Fault::Server | Fault::Reset => lease.refused(target, &words(errno)),
-                    Fault::Shortage | Fault::NoWay => lease.could_not_be_tried(&why),
+                    Fault::Shortage | Fault::NoWay => lease.could_not_be_tried(&why.why),
                 }
             }
         }
@@ -254,4 +304,22 @@ fn connect(
 fn why_unreachable(target: &SocketAddress, errno: Errno) -> String {
     let reason = limit_met(errno).unwrap_or_else(|| words(errno));
     format!("{target} cannot be reached: {reason}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sessions_that_one_address_refuses_go_on_to_the_same_next_one() {
+        let addresses = ["127.0.0.1:1", "127.0.0.1:2"];
+        let addresses = addresses.map(|it| SocketAddress::Inet(it.parse().expect("an address")));
+        let turn = Turn::default();
+        assert_eq!(*turn.of(&addresses), addresses[0]);
+        turn.leave(&addresses, &addresses[0]);
+        turn.leave(&addresses, &addresses[0]);
+        assert_eq!(*turn.of(&addresses), addresses[1]);
+        turn.leave(&addresses, &addresses[1]);
+        assert_eq!(*turn.of(&addresses), addresses[0]);
+    }
 }

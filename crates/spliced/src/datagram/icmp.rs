@@ -38,6 +38,17 @@ pub(crate) enum Trouble {
     Prohibited,
 }
 
+impl Trouble {
+    /// What an error of the target's says to a client. `None`: it says nothing about the target.
+    pub(crate) fn of(errno: Errno) -> Option<Self> {
+        match errno {
+            Errno::CONNREFUSED | Errno::NOENT => Some(Self::PortUnreachable),
+            Errno::HOSTUNREACH | Errno::ACCESS => Some(Self::Prohibited),
+            _ => None,
+        }
+    }
+}
+
 /// A datagram of a client, as far as it is still known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quoted<'a> {
@@ -89,7 +100,14 @@ impl Notices {
 /// The longest datagram that fits a path whose packets have at most `mtu` bytes.
 pub(crate) fn most_of_path(mtu: u32, is_ipv6: bool) -> u32 {
     let header = if is_ipv6 { IPV6_HEADER } else { IPV4_HEADER };
-    mtu.saturating_sub((header + UDP_HEADER) as u32)
+    let most = mtu.saturating_sub((header + UDP_HEADER) as u32);
+    most.min(most_of_family(is_ipv6))
+}
+
+/// The longest datagram of a family. The length of a packet has 16 bits; that of IPv6 does not count its own header.
+pub(crate) fn most_of_family(is_ipv6: bool) -> u32 {
+    let header = if is_ipv6 { 0 } else { IPV4_HEADER };
+    u32::from(u16::MAX) - (header + UDP_HEADER) as u32
 }
 
 /// Through a socket for this message alone: a raw socket that stays open receives a copy of all that comes.

@@ -26,6 +26,7 @@ mod held;
 mod icmp;
 mod listeners;
 mod outcome;
+mod piece;
 mod plan;
 mod queue;
 mod sender;

@@ -34,6 +34,14 @@ impl Sender {
 }
 
 impl Sender {
+    /// The address of this host that the client has sent to, if the listener has several.
+    pub(crate) fn own(&self) -> Option<IpAddr> {
+        match self {
+            Self::Udp { own, .. } => *own,
+            Self::Unix(_) | Self::Unnamed => None,
+        }
+    }
+
     /// The address of the client's host.
     pub(crate) fn ip(&self) -> Option<IpAddr> {
         match self {

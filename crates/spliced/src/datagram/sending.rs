@@ -3,39 +3,63 @@
 use rustix::io::Errno;
 
 use super::counters::Flow;
-use super::socket::{Offload, Piece};
+use super::piece::Piece;
 
-/// Sends all datagrams of `piece` and counts them. Returns an error that ends the session.
-pub(crate) fn send_all(
-    offload: &Offload,
-    piece: &Piece<'_>,
-    flow: &mut Flow,
-    send: impl Fn(&Piece<'_>) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    let datagrams = piece.datagrams();
-    if piece.is_many() {
-        // A path that is too narrow for them takes them as fragments, one by one.
-        if offload.takes(datagrams) && count(piece, datagrams, flow, &send)? {
-            return Ok(());
-        }
-        for single in piece.singles() {
-            count(&single, 1, flow, &send)?;
-        }
-        return Ok(());
-    }
-    count(piece, 1, flow, &send).map(drop)
+/// An error that ends a session or asks for another way, and the datagrams that have not been sent.
+#[derive(Debug)]
+pub(crate) struct Unsent<'a> {
+    pub(crate) errno: Errno,
+    pub(crate) rest: Piece<'a>,
 }
 
-/// Sends `piece`, and counts it as sent or dropped. Returns false if it has to be sent in parts.
+/// Sends all datagrams of `piece` and counts them. `takes_trains`: one call may send several, as far as is known.
+pub(crate) fn send_all<'a>(
+    piece: Piece<'a>,
+    takes_trains: &mut bool,
+    flow: &mut Flow,
+    send: impl Fn(&Piece<'_>) -> Result<(), Errno>,
+) -> Result<(), Unsent<'a>> {
+    let unsent = |errno, rest| Unsent { errno, rest };
+    if *takes_trains || !piece.is_many() {
+        match count(&piece, flow, &send) {
+            Ok(Sent::Counted) => return Ok(()),
+            // A path that is too narrow for them takes them as fragments, one by one.
+            Ok(Sent::NotTogether) => {}
+            Ok(Sent::NeverTogether) => *takes_trains = false,
+            Err(errno) => return Err(unsent(errno, piece)),
+        }
+    }
+    let mut left = Some(piece);
+    while let Some(rest) = left {
+        let (first, others) = rest.split_first();
+        if let Err(errno) = count(&first, flow, &send) {
+            return Err(unsent(errno, rest));
+        }
+        left = others;
+    }
+    Ok(())
+}
+
+/// What has become of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    /// It was sent or dropped, and counted.
+    Counted,
+    /// Its datagrams have to be sent one by one.
+    NotTogether,
+    /// So have those that come later on this way.
+    NeverTogether,
+}
+
+/// Sends `piece` with one call.
 fn count(
     piece: &Piece<'_>,
-    datagrams: usize,
     flow: &mut Flow,
     send: &impl Fn(&Piece<'_>) -> Result<(), Errno>,
-) -> Result<bool, Errno> {
-    let number = datagrams as u64;
+) -> Result<Sent, Errno> {
+    let number = piece.datagrams() as u64;
     let mut sent = send(piece);
-    if sent == Err(Errno::MSGSIZE) && datagrams == 1 {
+    if sent == Err(Errno::MSGSIZE) && number == 1 {
         // The kernel reports to this call that an earlier datagram was too big for a router (`sock_error`), and has
         // not looked at this one.
         sent = send(piece);
@@ -49,13 +73,78 @@ fn count(
             flow.bytes += piece.bytes.len() as u64;
         }
         Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => flow.dropped.full += number,
-        Err(Errno::MSGSIZE | Errno::INVAL | Errno::IO | Errno::OPNOTSUPP) if datagrams > 1 => {
-            return Ok(false);
-        }
+        // Longer than the path takes as a segment; `EINVAL` in older kernels (`udp_send_skb`).
+        Err(Errno::MSGSIZE | Errno::INVAL) if number > 1 => return Ok(Sent::NotTogether),
+        // The device computes no checksums, or IPsec is in the way.
+        Err(Errno::IO | Errno::OPNOTSUPP) if number > 1 => return Ok(Sent::NeverTogether),
         Err(Errno::MSGSIZE) => flow.dropped.too_long += 1,
         // A packet filter of this host has dropped it.
         Err(Errno::PERM) => flow.dropped.nowhere += number,
         Err(errno) => return Err(errno),
     }
-    Ok(true)
+    Ok(Sent::Counted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    const TRAIN: Piece<'static> = Piece {
+        bytes: b"aabbc",
+        stride: 2,
+        congestion: None,
+        ttl: None,
+    };
+
+    /// Sends [`TRAIN`] where a call ends as `answer` says, and returns what was tried.
+    fn tried(
+        takes_trains: &mut bool,
+        answer: impl Fn(&[u8]) -> Result<(), Errno>,
+    ) -> (Vec<Vec<u8>>, Result<(), (Errno, Vec<u8>)>) {
+        let calls = RefCell::new(Vec::new());
+        let sent = send_all(TRAIN, takes_trains, &mut Flow::default(), |piece| {
+            calls.borrow_mut().push(piece.bytes.to_vec());
+            answer(piece.bytes)
+        });
+        let sent = sent.map_err(|unsent| (unsent.errno, unsent.rest.bytes.to_vec()));
+        (calls.into_inner(), sent)
+    }
+
+    #[test]
+    fn a_train_goes_as_one_only_where_the_way_takes_it() {
+        let (calls, _) = tried(&mut true, |_| Ok(()));
+        assert_eq!(calls, [b"aabbc"]);
+        let (calls, _) = tried(&mut false, |_| Ok(()));
+        assert_eq!(calls, [&b"aa"[..], b"bb", b"c"]);
+    }
+
+    #[test]
+    fn what_was_sent_of_a_train_is_not_part_of_what_is_left() {
+        let refuse = |bytes: &[u8]| match bytes {
+            b"bb" => Err(Errno::CONNREFUSED),
+            _ => Ok(()),
+        };
+        let (_, sent) = tried(&mut false, refuse);
+        assert_eq!(sent, Err((Errno::CONNREFUSED, b"bbc".to_vec())));
+    }
+
+    #[test]
+    fn an_error_of_one_train_says_nothing_about_the_next() {
+        let narrow = |bytes: &[u8]| match bytes.len() {
+            5 => Err(Errno::INVAL),
+            _ => Ok(()),
+        };
+        let mut takes_trains = true;
+        let (calls, _) = tried(&mut takes_trains, narrow);
+        assert_eq!(calls.len(), 4);
+        assert!(takes_trains);
+        let unable = |bytes: &[u8]| match bytes.len() {
+            5 => Err(Errno::IO),
+            _ => Ok(()),
+        };
+        tried(&mut takes_trains, unable);
+        assert!(!takes_trains);
+    }
 }

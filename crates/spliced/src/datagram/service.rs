@@ -1,6 +1,6 @@
 //! What the threads of a listener have in common.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::counters::Counters;
@@ -22,6 +22,8 @@ pub(crate) struct DatagramService {
     addresses: Vec<SocketAddress>,
     /// Counts the sessions that are open.
     pub(crate) sessions: Arc<ConnectionLimit>,
+    /// Sockets of sessions that have ended, which are kept for late answers.
+    pub(crate) resting: AtomicUsize,
     /// Sessions so far.
     pub(crate) made: AtomicU64,
     total: Mutex<Counters>,
@@ -52,6 +54,7 @@ impl DatagramService {
             terms: RwLock::new(Arc::new(terms)),
             addresses,
             sessions: ConnectionLimit::within(&process.connections, most),
+            resting: AtomicUsize::new(0),
             made: AtomicU64::new(0),
             total: Mutex::default(),
             full: RateLimitedWarning::of(

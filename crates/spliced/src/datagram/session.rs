@@ -1,6 +1,6 @@
 //! What one client and the target exchange.
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,9 +30,14 @@ pub(crate) enum Standing {
 pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) client: Sender,
+    /// The address of this host, or the one that the kernel chooses.
+    pub(crate) answers_from: Option<IpAddr>,
     /// The listener that the client has sent to: its index in the thread.
     pub(crate) listener: usize,
     pub(crate) socket: DatagramSocket,
+    /// One call may send several datagrams to the target, as far as is known.
+    pub(crate) target_takes_trains: bool,
+    pub(crate) client_takes_trains: bool,
     pub(crate) target: SocketAddress,
     /// At a server of a backend; `None`: a relay has one target.
     pub(crate) held: Option<Held>,
@@ -52,11 +57,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// The target's address, if the socket is a UDP socket.
-    pub(crate) fn udp_target(&self) -> Option<SocketAddr> {
-        self.target.inet()
-    }
-
     /// How far it has come. `replies` is how many datagrams answer one of the client, if that is known.
     pub(crate) fn standing(&self, replies: Option<u32>) -> Standing {
         let (asked, answered) = (self.to_target.seen(), self.to_client.seen());

@@ -1,31 +1,40 @@
 //! One datagram socket: receiving many datagrams at a time, and sending.
 
+mod control_message;
 mod header;
 
 use std::cell::Cell;
-use std::io::IoSliceMut;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 
-use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, send, sendto,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recvfrom, send, sendto,
     socket_with, sockopt,
 };
 use splice_base::socket_option::{merge_datagrams, report_destination};
 
 use super::batch::{Batch, Message};
+use super::piece::Piece;
 use super::sender::Sender;
 use crate::ip_header::TimeToLive;
 use crate::plan::DatagramTerms;
 use crate::socket_address::SocketAddress;
+
+const FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+
+/// A port to which nothing is sent (RFC 863).
+const DISCARD: u16 = 9;
 
 /// A datagram socket of a kind.
 #[derive(Debug)]
 pub(crate) struct DatagramSocket {
     fd: OwnedFd,
     family: AddressFamily,
+    /// It is connected to a peer of IPv4, perhaps by a socket of IPv6.
+    is_to_ipv4: bool,
     /// It takes over the time to live of what it sends on.
     keeps_ttl: bool,
     /// The time to live that was set last.
@@ -45,6 +54,9 @@ impl DatagramSocket {
         let socket = Self {
             fd,
             family,
+            is_to_ipv4: address
+                .inet()
+                .is_some_and(|inet| inet.ip().to_canonical().is_ipv4()),
             keeps_ttl: terms.ttl == TimeToLive::Keep,
             ttl: Cell::new(None),
         };
@@ -61,7 +73,7 @@ impl DatagramSocket {
         Ok(socket)
     }
 
-    fn is_udp(&self) -> bool {
+    pub(crate) fn is_udp(&self) -> bool {
         self.family != AddressFamily::UNIX
     }
 
@@ -79,16 +91,16 @@ impl DatagramSocket {
     }
 
     /// Receives what has come, as much as fits into `batch`. `unconnected`: the datagrams have senders.
-    pub(crate) fn receive(&self, offload: &Offload, batch: &mut Batch) -> Result<(), Errno> {
+    pub(crate) fn receive(&self, host: &Host, batch: &mut Batch) -> Result<(), Errno> {
         batch.messages.clear();
         match self.family {
             AddressFamily::UNIX => self.receive_unix(batch),
             _ if self.keeps_ttl => self.receive_with_ttl(batch),
-            _ => self.receive_udp(offload, batch),
+            _ => self.receive_udp(host, batch),
         }
     }
 
-    fn receive_udp(&self, offload: &Offload, batch: &mut Batch) -> Result<(), Errno> {
+    fn receive_udp(&self, host: &Host, batch: &mut Batch) -> Result<(), Errno> {
         let mut meta = [RecvMeta::default(); Batch::MESSAGES];
         let count = {
             let mut buffers = batch.buffers.iter_mut();
@@ -97,8 +109,7 @@ impl DatagramSocket {
                 IoSliceMut::new(buffers.next().map_or(&mut [], |buffer| &mut buffer[..]))
             });
             let received =
-                offload
-                    .state
+                host.receiving
                     .recv(UdpSockRef::from(&self.fd), &mut slices, &mut meta[..]);
             received.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?
         };
@@ -142,127 +153,64 @@ impl DatagramSocket {
     }
 
     /// Sends to the peer that this socket is connected to.
-    pub(crate) fn send(&self, offload: &Offload, piece: &Piece<'_>) -> Result<(), Errno> {
+    pub(crate) fn send(&self, piece: &Piece<'_>) -> Result<(), Errno> {
         self.use_ttl(piece.ttl)?;
-        let connected = piece.connected.filter(|_| self.is_udp());
-        match connected {
-            Some(peer) if piece.needs_control() => offload.send(self.fd.as_fd(), piece, peer, None),
-            _ => send(
-                &self.fd,
-                piece.bytes,
-                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-            )
-            .map(drop),
+        if self.is_udp() && piece.needs_control() {
+            return self.send_with_control(piece, None, None);
         }
+        send(&self.fd, piece.bytes, FLAGS).map(drop)
     }
 
-    /// Sends an answer to `receiver`, from the address that it has sent to.
+    /// Sends an answer to `receiver`, from the address `own` of this host if there is a choice.
     pub(crate) fn answer(
         &self,
-        offload: &Offload,
         piece: &Piece<'_>,
         receiver: &Sender,
+        own: Option<IpAddr>,
     ) -> Result<(), Errno> {
         self.use_ttl(piece.ttl)?;
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match receiver {
-            Sender::Udp { client, own } => {
-                if own.is_some() || piece.needs_control() {
-                    offload.send(self.fd.as_fd(), piece, *client, *own)
-                } else {
-                    sendto(&self.fd, piece.bytes, flags, client).map(drop)
-                }
+            // RFC 768: no port to reply to.
+            Sender::Udp { client, .. } if client.port() == 0 => Err(Errno::DESTADDRREQ),
+            Sender::Udp { client, .. } if own.is_some() || piece.needs_control() => {
+                self.send_with_control(piece, Some(*client), own)
             }
-            Sender::Unix(client) => sendto(&self.fd, piece.bytes, flags, client).map(drop),
+            Sender::Udp { client, .. } => sendto(&self.fd, piece.bytes, FLAGS, client).map(drop),
+            Sender::Unix(client) => sendto(&self.fd, piece.bytes, FLAGS, client).map(drop),
             Sender::Unnamed => Err(Errno::DESTADDRREQ),
         }
     }
 }
 
-/// One or more datagrams to be sent in one call.
+/// A socket that is asked about this host.
 #[derive(Debug)]
-pub(crate) struct Piece<'a> {
-    pub(crate) bytes: &'a [u8],
-    /// The length of each datagram but the last.
-    pub(crate) stride: usize,
-    pub(crate) congestion: Option<EcnCodepoint>,
-    /// The time to live that is left, if it is kept.
-    pub(crate) ttl: Option<u8>,
-    /// The peer of the sending socket, if it is a UDP socket.
-    pub(crate) connected: Option<SocketAddr>,
+pub(crate) struct Host {
+    /// What quinn-udp wants to know of the kernel to receive. It forbids fragments to the socket that it has.
+    receiving: UdpSocketState,
+    socket: UdpSocket,
 }
 
-impl<'a> Piece<'a> {
-    pub(crate) fn is_many(&self) -> bool {
-        self.stride < self.bytes.len()
-    }
-
-    pub(crate) fn datagrams(&self) -> usize {
-        match self.stride {
-            0 => 1,
-            stride => self.bytes.len().div_ceil(stride).max(1),
-        }
-    }
-
-    /// Each datagram by itself.
-    pub(crate) fn singles(&self) -> impl Iterator<Item = Piece<'a>> + use<'a> {
-        let Self {
-            stride,
-            congestion,
-            ttl,
-            connected,
-            bytes,
-        } = *self;
-        let pieces = bytes.chunks(stride.max(1));
-        pieces.map(move |bytes| Piece {
-            bytes,
-            stride: bytes.len(),
-            congestion,
-            ttl,
-            connected,
+impl Host {
+    pub(crate) fn new() -> io::Result<Self> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        Ok(Self {
+            receiving: UdpSocketState::new(UdpSockRef::from(&socket))?,
+            socket,
         })
     }
 
-    fn needs_control(&self) -> bool {
-        self.is_many() || self.congestion.is_some()
-    }
-}
-
-/// What the kernel offers beside plain system calls: segmentation, congestion marks, source addresses.
-#[derive(Debug)]
-pub(crate) struct Offload {
-    state: UdpSocketState,
-}
-
-impl Offload {
-    /// Finds out with a socket of its own what this kernel offers. Nothing of it is bound to that socket,
-    /// and the relay's own sockets keep what the library would forbid: fragments.
-    pub(crate) fn probe() -> std::io::Result<Self> {
-        let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        Ok(Self { state })
-    }
-
-    /// Whether a call may send as many datagrams.
-    pub(crate) fn takes(&self, datagrams: usize) -> bool {
-        datagrams <= self.state.max_gso_segments()
-    }
-
-    fn send(
-        &self,
-        socket: BorrowedFd<'_>,
-        piece: &Piece<'_>,
-        destination: SocketAddr,
-        src_ip: Option<IpAddr>,
-    ) -> Result<(), Errno> {
-        let transmit = Transmit {
-            destination,
-            ecn: piece.congestion,
-            contents: piece.bytes,
-            segment_size: piece.is_many().then_some(piece.stride),
-            src_ip,
+    /// The address that answers come from, if a client has sent to `own`. `None`: the one that the kernel chooses, since
+    /// nobody answers from a broadcast or multicast address.
+    pub(crate) fn answers_from(&self, own: IpAddr) -> Option<IpAddr> {
+        let is_of_many = match own.to_canonical() {
+            own if own.is_multicast() => true,
+            // Only a socket that may broadcast is connected to such an address.
+            IpAddr::V4(own) => {
+                let connected = connect(&self.socket, &SocketAddr::from((own, DISCARD)));
+                connected == Err(Errno::ACCESS)
+            }
+            IpAddr::V6(_) => false,
         };
-        let sent = self.state.try_send(UdpSockRef::from(&socket), &transmit);
-        sent.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        (!is_of_many).then_some(own)
     }
 }

@@ -1,5 +1,7 @@
 //! A thread of the relay: its listeners and the sessions of the clients that the kernel gives to them.
 
+mod passing;
+mod resting;
 mod room;
 mod telling;
 
@@ -15,28 +17,25 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
+use self::resting::Resting;
 use super::batch::Batch;
 use super::control::{Control, Phase};
 use super::counters::{Counters, Flow};
+use super::destination::{Nowhere, Place};
 use super::held::Held;
 use super::icmp::Notices;
 use super::outcome::{Outcome, words};
 use super::sender::Sender;
-use super::sending::send_all;
 use super::service::{DatagramService, ServiceTerms};
 use super::session::{Session, Standing};
 use super::sessions::Sessions;
-use super::socket::{DatagramSocket, Offload, Piece};
+use super::socket::{DatagramSocket, Host};
 use crate::backend::Tried;
 use crate::sessions::{Asked, Survey};
-use crate::tally::Dropped;
 
 /// While the relay drains, a session without a datagram for this time has ended: longer than any answer
 /// takes that a client still waits for on most networks.
 const QUIET: Duration = Duration::from_secs(1);
-
-/// How often a listener is read before the sessions have their turn.
-const BATCHES_AT_ONCE: usize = 4;
 
 /// Events of one wait.
 const EVENTS: usize = 256;
@@ -124,9 +123,10 @@ impl Worker {
 struct Relaying {
     epoll: OwnedFd,
     listeners: Vec<DatagramSocket>,
-    offload: Offload,
+    host: Host,
     batch: Batch,
     sessions: Sessions,
+    resting: Resting,
     counters: Counters,
     control: Arc<Control>,
     /// Wakes this thread when a session may be cut.
@@ -162,9 +162,10 @@ impl Relaying {
         Ok(Self {
             epoll,
             listeners,
-            offload: Offload::probe().context("cannot create a UDP socket")?,
+            host: Host::new().context("cannot create a UDP socket")?,
             batch: Batch::new(),
             sessions: Sessions::default(),
+            resting: Resting::new(&service),
             counters: Counters::default(),
             closer: Arc::clone(&control).into(),
             control,
@@ -276,9 +277,11 @@ impl Relaying {
         }
     }
 
-    /// Until the next session is idle, or something is to be counted.
+    /// Until the next session is idle, a port has rested, or something is to be counted.
     fn next_turn(&self, now: Instant) -> Option<Timespec> {
-        let (_, _, at) = self.sessions.next_idle(self.idle_timeout())?;
+        let idle = self.sessions.next_idle(self.idle_timeout());
+        let at = idle.map(|(_, _, at)| at).into_iter();
+        let at = at.chain(self.resting.next()).min()?;
         let mut left = at.saturating_duration_since(now);
         if self.is_behind {
             let since = now.saturating_duration_since(self.accounted_at);
@@ -298,6 +301,7 @@ impl Relaying {
     }
 
     fn expire(&mut self, now: Instant) {
+        self.resting.close_until(now);
         let timeout = self.idle_timeout();
         while let Some((number, standing, at)) = self.sessions.next_idle(timeout) {
             if at > now {
@@ -313,167 +317,6 @@ impl Relaying {
         }
     }
 
-    /// Passes on what clients have sent to a listener.
-    fn pass_on(&mut self, listener: usize, now: Instant) {
-        for _ in 0..BATCHES_AT_ONCE {
-            let mut batch = std::mem::replace(&mut self.batch, Batch::empty());
-            // An error of an unconnected socket belongs to no session.
-            let received = self.listeners[listener].receive(&self.offload, &mut batch);
-            if received.is_ok() {
-                for (message, buffer) in batch.messages.iter().zip(&batch.buffers) {
-                    let piece = Piece {
-                        bytes: &buffer[..message.length],
-                        stride: message.stride,
-                        congestion: message.congestion,
-                        ttl: message.ttl,
-                        connected: None,
-                    };
-                    if message.is_cut {
-                        self.counters.to_target.dropped.too_long += 1;
-                        self.account_dropped(Dropped::TooLong, 1);
-                    } else if message.ttl == Some(0) {
-                        self.lose(&piece);
-                    } else {
-                        self.send_on(listener, &message.sender, piece, now);
-                    }
-                }
-            }
-            let is_full = received.is_ok() && batch.messages.len() == Batch::MESSAGES;
-            self.batch = batch;
-            if !is_full {
-                return;
-            }
-        }
-    }
-
-    /// Sends what a client has sent, and opens its session if it has none.
-    fn send_on(&mut self, listener: usize, sender: &Sender, mut piece: Piece<'_>, now: Instant) {
-        // An error that came before belongs to what was sent before: this datagram has another try, in
-        // a session of its own, with another server if there is one.
-        let mut tried = Tried::default();
-        for _ in 0..2 {
-            let found = self.sessions.find(listener, sender);
-            let open = || self.open(listener, sender, &mut tried, now);
-            let number = match found.map_or_else(open, Ok) {
-                Ok(number) => number,
-                Err(why) => {
-                    self.lose(&piece);
-                    self.warn_dropped(&why);
-                    return;
-                }
-            };
-            let Some(session) = self.sessions.get_mut(number) else {
-                return;
-            };
-            session.used = now;
-            self.is_behind |= session.held.is_some();
-            session.is_assured |= session.to_client.seen() > 0;
-            session.longest = session.longest.max(piece.stride);
-            let too_long = session.to_target.dropped.too_long;
-            piece.connected = session.udp_target();
-            let socket = &session.socket;
-            let offload = &self.offload;
-            let result = send_all(offload, &piece, &mut session.to_target, |piece| {
-                socket.send(offload, piece)
-            });
-            match result {
-                Ok(()) => {
-                    if session.to_target.dropped.too_long > too_long {
-                        self.tell_too_big(number, Some(&piece), now);
-                    }
-                    self.sessions.touch(number, &self.terms.sessions);
-                    return;
-                }
-                Err(errno) => {
-                    if let Some(held) = &session.held {
-                        held.note_in(&mut tried);
-                    }
-                    self.fail(number, errno, now);
-                }
-            }
-        }
-        self.lose(&piece);
-    }
-
-    /// Counts what has no session.
-    fn lose(&mut self, piece: &Piece<'_>) {
-        let count = piece.datagrams() as u64;
-        self.counters.to_target.dropped.nowhere += count;
-        self.account_dropped(Dropped::Nowhere, count);
-    }
-
-    /// Counts datagrams of clients that belong to no session.
-    fn account_dropped(&self, why: Dropped, count: u64) {
-        if let Some(tally) = self.terms.destination.without_session() {
-            let dropped = std::array::from_fn(|at| match Dropped::ALL[at] == why {
-                true => count,
-                false => 0,
-            });
-            tally.of_datagrams().add(0, 0, dropped);
-        }
-    }
-
-    /// Passes on what the target has sent to a session.
-    fn pass_back(&mut self, number: usize, now: Instant) {
-        let Some(session) = self.sessions.get_mut(number) else {
-            return;
-        };
-        match session.socket.receive(&self.offload, &mut self.batch) {
-            Ok(()) => {}
-            Err(Errno::AGAIN | Errno::INTR) => return,
-            Err(Errno::MSGSIZE) => {
-                session.to_target.dropped.too_long += 1;
-                return self.tell_too_big(number, None, now);
-            }
-            Err(errno) => return self.fail(number, errno, now),
-        }
-        session.used = now;
-        self.is_behind |= session.held.is_some();
-        if session.to_client.datagrams == 0
-            && let Some(held) = &session.held
-        {
-            held.answered();
-        }
-        let listener = &self.listeners[session.listener];
-        let client = &session.client;
-        let mut gone = None;
-        for (message, buffer) in self.batch.messages.iter().zip(&self.batch.buffers) {
-            let piece = Piece {
-                bytes: &buffer[..message.length],
-                stride: message.stride,
-                congestion: message.congestion,
-                ttl: message.ttl,
-                connected: None,
-            };
-            if message.is_cut {
-                session.to_client.dropped.too_long += 1;
-                continue;
-            }
-            if message.ttl == Some(0) {
-                session.to_client.dropped.nowhere += piece.datagrams() as u64;
-                continue;
-            }
-            let offload = &self.offload;
-            let result = send_all(offload, &piece, &mut session.to_client, |piece| {
-                listener.answer(offload, piece, client)
-            });
-            match result {
-                Ok(()) => {}
-                // Nobody can answer it, and it may go on sending.
-                Err(Errno::DESTADDRREQ) => session.to_client.dropped.nowhere += 1,
-                Err(errno) => {
-                    session.to_client.dropped.nowhere += piece.datagrams() as u64;
-                    gone = Some(errno);
-                }
-            }
-        }
-        self.sessions.touch(number, &self.terms.sessions);
-        // A UDP client is never gone: nothing tells.
-        if let Some(errno) = gone {
-            self.end(number, Outcome::ClientFailed(errno));
-        }
-    }
-
     /// Ends a session that the target's side has failed.
     fn fail(&mut self, number: usize, errno: Errno, now: Instant) {
         let Some(session) = self.sessions.get(number) else {
@@ -483,7 +326,7 @@ impl Relaying {
             Some(held) => held.failed(&session.target, errno),
             None => {
                 let destination = &session.terms.destination;
-                destination.failed(session.to_client.datagrams > 0);
+                destination.failed(&session.target, session.to_client.datagrams > 0);
             }
         }
         self.tell_failed(number, errno, now);
@@ -498,6 +341,7 @@ impl Relaying {
         self.counters.to_client.add(&session.to_client);
         tracing::debug!("session {} ended: {outcome}", session.id);
         session.ended(&self.service.addresses()[session.listener], outcome);
+        self.rest(session);
     }
 
     /// Opens a session for a client, at none of the servers `tried` if there is another one. Returns why there is
@@ -506,9 +350,9 @@ impl Relaying {
         &mut self,
         listener: usize,
         client: &Sender,
-        tried: &mut Tried,
+        tried: &Tried,
         now: Instant,
-    ) -> Result<usize, String> {
+    ) -> Result<usize, Nowhere> {
         // The thread may not have been woken yet.
         match self.control.phase() {
             Phase::Running => {}
@@ -519,18 +363,7 @@ impl Relaying {
         }
         let permit = self.permit(client, now)?;
         self.make_room()?;
-        let destination = &self.terms.destination;
-        let place = destination.place(client, tried, &self.terms.sessions, &self.closer);
-        let place = match place {
-            // It may be the only one.
-            Err(_) if !tried.is_empty() => destination.place(
-                client,
-                &mut Tried::default(),
-                &self.terms.sessions,
-                &self.closer,
-            )?,
-            place => place?,
-        };
+        let place = self.place(client, tried)?;
         let number = self.sessions.next_number();
         let token = EventData::new_u64(number as u64);
         epoll::add(&self.epoll, place.socket.fd(), token, EventFlags::IN)
@@ -539,7 +372,10 @@ impl Relaying {
         let session = Session {
             id: self.service.next_id(),
             client: client.clone(),
+            answers_from: client.own().and_then(|own| self.host.answers_from(own)),
             listener,
+            target_takes_trains: place.socket.is_udp(),
+            client_takes_trains: self.listeners[listener].is_udp(),
             socket: place.socket,
             target: place.target,
             held: place.held,
@@ -555,6 +391,25 @@ impl Relaying {
         };
         session.began(&self.service.addresses()[listener]);
         Ok(self.sessions.insert(session, self.client_of(client)))
+    }
+
+    /// A place at none of the servers `tried`, if there is another one.
+    fn place(&mut self, client: &Sender, tried: &Tried) -> Result<Place, Nowhere> {
+        let mut may_be_tried = tried.is_empty();
+        loop {
+            let mut tried = match may_be_tried {
+                true => Tried::default(),
+                false => tried.clone(),
+            };
+            let destination = &self.terms.destination;
+            let place = destination.place(client, &mut tried, &self.terms.sessions, &self.closer);
+            match place {
+                // It may be the only one.
+                Err(_) if !may_be_tried => may_be_tried = true,
+                Err(nowhere) if nowhere.is_shortage && self.resting.close_oldest() => {}
+                place => return place,
+            }
+        }
     }
 
     fn warn_dropped(&self, why: &str) {

@@ -154,6 +154,6 @@ fn inet(address: &SockaddrStorage) -> Option<SocketAddr> {
     })
 }
 
-fn of_nix(errno: nix::errno::Errno) -> Errno {
+pub(super) fn of_nix(errno: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(errno as i32)
 }

@@ -1,15 +1,16 @@
 //! Telling a client of UDP what has become of its datagram.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use rustix::io::Errno;
 
 use super::Relaying;
-use crate::datagram::icmp::{Quoted, Trouble, most_of_path};
+use crate::datagram::icmp::{Quoted, Trouble, most_of_family, most_of_path};
 use crate::datagram::outcome::words;
+use crate::datagram::piece::Piece;
 use crate::datagram::sender::Sender;
-use crate::datagram::socket::Piece;
+use crate::ip_header::DontFragment;
 
 impl Relaying {
     /// Tells the client that a datagram of its is longer than the path to the target takes: one of `piece`, or one
@@ -21,11 +22,15 @@ impl Relaying {
         let Some((mtu, is_ipv6)) = session.socket.path_mtu() else {
             return;
         };
-        let most = most_of_path(mtu, is_ipv6);
-        let is_longer = |length: usize| length > most as usize;
+        let most_of_family = most_of_family(is_ipv6);
         // The kernel may have reported to a datagram that fits what has become of one before.
-        let first = piece.and_then(|piece| piece.singles().next());
-        let bytes = first.map_or(&[][..], |first| first.bytes);
+        let bytes = piece.map_or(&[][..], |piece| piece.split_first().0.bytes);
+        // This one does not even go as fragments; it says nothing about the path.
+        let most = match bytes.len() > most_of_family as usize {
+            true if session.terms.sessions.dont_fragment != DontFragment::Yes => most_of_family,
+            _ => most_of_path(mtu, is_ipv6),
+        };
+        let is_longer = |length: usize| length > most as usize;
         let (length, bytes) = match is_longer(bytes.len()) {
             true => (bytes.len(), bytes),
             false => (session.longest, &[][..]),
@@ -44,7 +49,7 @@ impl Relaying {
                 "the client cannot be told by ICMP without CAP_NET_RAW".into()
             }
             Some(Err(errno)) => format!("the client cannot be told by ICMP: {}", words(errno)),
-            None => "the client has no address to be told at".into(),
+            None => "there is no ICMP for such a client".into(),
         };
         self.service.too_big.emit(|suppressed| {
             tracing::warn!(
@@ -58,21 +63,39 @@ impl Relaying {
 
     /// Tells the client that its session ends with an error of the target's.
     pub(super) fn tell_failed(&mut self, number: usize, errno: Errno, now: Instant) {
-        let trouble = match errno {
-            Errno::CONNREFUSED | Errno::NOENT => Trouble::PortUnreachable,
-            Errno::HOSTUNREACH | Errno::ACCESS => Trouble::Prohibited,
-            _ => return,
-        };
         let Some(session) = self.sessions.get(number) else {
             return;
         };
         let length = session.longest;
-        if let Some(Err(errno)) = self.tell(number, trouble, length, &[], now) {
+        if let Some(trouble) = Trouble::of(errno)
+            && let Some(Err(errno)) = self.tell(number, trouble, length, &[], now)
+        {
             tracing::debug!("a client cannot be told by ICMP: {}", words(errno));
         }
     }
 
-    /// Sends a message about a datagram of `length` bytes. `None` for a client without an IP address.
+    /// Tells a client that its datagram has opened no session, since the target has refused it.
+    pub(super) fn tell_nowhere(
+        &mut self,
+        listener: usize,
+        client: &Sender,
+        errno: Errno,
+        piece: &Piece<'_>,
+        now: Instant,
+    ) {
+        let Some(trouble) = Trouble::of(errno) else {
+            return;
+        };
+        let bytes = piece.split_first().0.bytes;
+        let answers_from = client.own().and_then(|own| self.host.answers_from(own));
+        if let Some(quoted) = self.quoted(listener, client, answers_from, bytes.len(), bytes)
+            && let Err(errno) = self.notices.tell(trouble, &quoted, now)
+        {
+            tracing::debug!("a client cannot be told by ICMP: {}", words(errno));
+        }
+    }
+
+    /// Sends a message about a datagram of `length` bytes. `None` for a client that ICMP is not for.
     fn tell(
         &mut self,
         number: usize,
@@ -82,17 +105,34 @@ impl Relaying {
         now: Instant,
     ) -> Option<Result<bool, Errno>> {
         let session = self.sessions.get(number)?;
-        let Sender::Udp { client, own } = session.client else {
+        let (listener, client) = (session.listener, &session.client);
+        let quoted = self.quoted(listener, client, session.answers_from, length, bytes)?;
+        Some(self.notices.tell(trouble, &quoted, now))
+    }
+
+    /// A datagram of `client`.
+    fn quoted<'a>(
+        &self,
+        listener: usize,
+        client: &Sender,
+        answers_from: Option<IpAddr>,
+        length: usize,
+        bytes: &'a [u8],
+    ) -> Option<Quoted<'a>> {
+        let Sender::Udp { client, own } = *client else {
             return None;
         };
-        let listener = self.service.addresses()[session.listener].inet()?;
+        // RFC 1122, 3.2.2: nobody is told about what was sent to a broadcast or multicast address.
+        if own != answers_from {
+            return None;
+        }
+        let listener = self.service.addresses()[listener].inet()?;
         let own = own.unwrap_or_else(|| listener.ip());
-        let quoted = Quoted {
+        Some(Quoted {
             client,
             own: SocketAddr::new(own, listener.port()),
             length,
             bytes,
-        };
-        Some(self.notices.tell(trouble, &quoted, now))
+        })
     }
 }

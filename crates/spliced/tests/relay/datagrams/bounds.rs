@@ -1,18 +1,19 @@
 //! Sessions that end early: with all their answers, or to make room.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::ErrorKind;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use netlab::Scratch;
+use netlab::{Namespace, Need, Scratch, available};
 
 use super::crowd::Crowd;
 use super::{Over, client, inet, named, receive, socket};
 use crate::log::Log;
 use crate::patience::until;
-use crate::relay::Relay;
+use crate::relay::{BINARY, Relay};
 
 #[test]
 fn a_session_ends_soon_once_it_has_the_answers_that_are_expected() {
@@ -160,9 +161,46 @@ fn flood(forged: u32) {
             if start == AT_ONCE * 10 {
                 memory = relay.resident_bytes();
             }
-            // The bound is kept by each thread, which may open one while the other does.
-            assert!(relay.all_descriptors() <= before + MOST + 8);
+            // The bound is kept by each thread, which may open one while the other does. As many sockets again wait for
+            // late answers.
+            assert!(relay.all_descriptors() <= before + 2 * MOST + 8);
         }
         assert!(relay.resident_bytes() < memory + MEMORY_BYTES);
     });
+}
+
+/// The port of a session rests when it has ended: an answer that comes late is nobody's.
+#[test]
+fn a_late_answer_reaches_no_other_client() {
+    const CLIENTS: u8 = 30;
+    /// So few that they are soon used again.
+    const PORTS: &str = "40000 40003";
+    if !available(Need::Netns) {
+        return;
+    }
+    let host = Namespace::new("late-answers").expect("a namespace");
+    let target = host.enter(|| {
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", PORTS).expect("the range");
+        socket("127.0.0.1:7001")
+    });
+    let target = target.expect("the namespace");
+    let mut inside = host.command(BINARY);
+    let listen = "udp:127.0.0.1:7000";
+    let arguments = ["relay", listen, "udp:127.0.0.1:7001", "--max-sessions", "1"];
+    inside.args(arguments).args(["--threads", "1"]);
+    let relay = Relay::spawn(inside.env_remove("SPLICED_LOG"));
+    let mut late: Option<(u8, SocketAddr)> = None;
+    for number in 1..=CLIENTS {
+        let client = host.enter(|| socket(&format!("127.0.0.{number}:5000")));
+        let client = client.expect("the namespace");
+        client.connect(inet(&relay)).expect("it connects");
+        client.send(&[number]).expect("it is sent");
+        let (question, session) = receive(&target);
+        assert_eq!(question, [number]);
+        if let Some((other, session)) = late.replace((number, session)) {
+            target.send_to(&[other], session).expect("it is sent");
+        }
+        target.send_to(&[number], session).expect("it is answered");
+        assert_eq!(receive(&client).0, [number]);
+    }
 }

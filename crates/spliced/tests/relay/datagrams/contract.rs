@@ -318,7 +318,8 @@ fn sessions_come_and_go(clients: u32) {
         if start == clients / 4 {
             memory = relay.resident_bytes();
         }
-        assert!(relay.all_descriptors() <= before + MOST + 8);
+        // As many sockets again wait for late answers.
+        assert!(relay.all_descriptors() <= before + 2 * MOST + 8);
     }
     let growth = relay.resident_bytes().saturating_sub(memory);
     assert!(growth < GROWTH_BYTES, "{growth} bytes");

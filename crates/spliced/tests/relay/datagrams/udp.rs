@@ -170,6 +170,49 @@ fn a_wildcard_listener_answers_from_the_address_that_was_asked() {
     assert_eq!(target.local_addr().expect("its address").ip(), loopback);
 }
 
+/// Nobody can answer from a broadcast address, nor to port 0. What a client causes that way is its own affair: others'
+/// trains and congestion marks are kept.
+#[test]
+fn a_client_of_a_broadcast_address_is_answered_and_costs_others_nothing() {
+    const MARK: u32 = 2;
+    if !available(Need::Netns) {
+        return;
+    }
+    let host = Namespace::new("broadcast").expect("a namespace");
+    let target = host.enter(|| socket("127.0.0.1:0")).expect("the namespace");
+    let name = named(&target);
+    let mut inside = host.command(BINARY);
+    let arguments = ["relay", "udp:0.0.0.0:7000", &name, "--threads", "1"];
+    inside.args(arguments).env_remove("SPLICED_LOG");
+    let _relay = Relay::spawn(&mut inside);
+    let client = host.enter(|| socket("127.0.0.5:0")).expect("the namespace");
+    client.set_broadcast(true).expect("its option");
+    let mut session = None;
+    for _ in 0..2 {
+        let asked = "127.255.255.255:7000";
+        client.send_to(b"to all", asked).expect("it is sent");
+        let (_, from) = receive(&target);
+        assert_eq!(*session.get_or_insert(from), from);
+        target.send_to(b"answer", from).expect("it is answered");
+        let (received, from) = receive(&client);
+        assert_eq!(received, b"answer");
+        assert_eq!(from, "127.0.0.1:7000".parse().expect("an address"));
+    }
+    let other = host.enter(|| socket("127.0.0.6:0")).expect("the namespace");
+    SockRef::from(&other).set_tos_v4(MARK).expect("its mark");
+    other.connect("127.0.0.1:7000").expect("it connects");
+    let receiver = UdpSocketState::new((&target).into()).expect("its options");
+    other.send(b"marked").expect("it is sent");
+    let mut buffer = [0; 64];
+    let mut meta = [RecvMeta::default()];
+    until("it arrives", || {
+        let mut slices = [IoSliceMut::new(&mut buffer)];
+        let received = receiver.recv((&target).into(), &mut slices, &mut meta);
+        received.is_ok()
+    });
+    assert_eq!(meta[0].ecn, Some(EcnCodepoint::Ect0));
+}
+
 /// Merged datagrams that are too long for the next link cannot go out merged, and go out as fragments.
 #[test]
 fn merged_datagrams_pass_a_narrower_link_one_by_one() {

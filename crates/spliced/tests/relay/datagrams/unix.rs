@@ -1,9 +1,14 @@
 //! UNIX datagram sockets, to one another and to UDP.
 
+use std::fs;
+use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use netlab::Scratch;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::UdpGsoSegment;
 
 use super::{bytes, client, named, receive, socket};
 use crate::log::Log;
@@ -89,6 +94,65 @@ fn udp_clients_reach_a_unix_target_and_the_reverse() {
         let length = unix_client.recv(&mut buffer).expect("it arrives");
         assert!(buffer[..length] == question, "{size} bytes of answer");
     }
+}
+
+/// Whether a session fails or none can be opened: each of a client's datagrams that the target refuses is told of.
+#[test]
+fn a_target_that_is_gone_is_told_of_each_time() {
+    let scratch = Scratch::new("unix-gone").expect("a directory");
+    let target = bound(&scratch, "target");
+    let relay = Relay::between("udp:127.0.0.1:0", &at(&scratch, "target"), &[]);
+    let client = client(&relay);
+    client.send(b"taken").expect("it is sent");
+    assert_eq!(target.recv(&mut [0; 10]).expect("it arrives"), 5);
+    drop(target);
+    let refused = |client: &UdpSocket| {
+        client.send(b"refused").expect("it is sent");
+        client.recv(&mut [0; 10]).expect_err("no answer").kind()
+    };
+    for _ in 0..3 {
+        assert_eq!(refused(&client), ErrorKind::ConnectionRefused);
+    }
+    fs::remove_file(scratch.path().join("target")).expect("its file");
+    for _ in 0..3 {
+        assert_eq!(refused(&client), ErrorKind::ConnectionRefused);
+    }
+}
+
+/// A UNIX socket takes no trains: what the kernel has merged goes out one by one.
+#[test]
+fn merged_datagrams_reach_a_unix_socket_one_by_one() {
+    const CARS: [usize; 3] = [100, 100, 50];
+    let scratch = Scratch::new("unix-trains").expect("a directory");
+    let mut buffer = [0; 1000];
+    let message = bytes(&mut Random::of_run(12), CARS.iter().sum());
+    let cars: Vec<_> = message.chunks(CARS[0]).collect();
+
+    let unix_target = bound(&scratch, "target");
+    let relay = Relay::between("udp:127.0.0.1:0", &at(&scratch, "target"), &[]);
+    let udp_client = client(&relay);
+    setsockopt(&udp_client, UdpGsoSegment, &(CARS[0] as i32)).expect("segmentation");
+    udp_client.send(&message).expect("it is sent");
+    for car in &cars {
+        let length = unix_target.recv(&mut buffer).expect("it arrives");
+        assert!(buffer[..length] == **car, "{length} bytes");
+    }
+
+    let udp_target = socket("127.0.0.1:0");
+    let relay = Relay::between(&at(&scratch, "relay"), &named(&udp_target), &[]);
+    let unix_client = bound(&scratch, "client");
+    let path = scratch.path().join("relay");
+    unix_client.send_to(b"question", path).expect("it is sent");
+    let (_, session) = receive(&udp_target);
+    setsockopt(&udp_target, UdpGsoSegment, &(CARS[0] as i32)).expect("segmentation");
+    udp_target
+        .send_to(&message, session)
+        .expect("it is answered");
+    for car in &cars {
+        let length = unix_client.recv(&mut buffer).expect("it arrives");
+        assert!(buffer[..length] == **car, "{length} bytes");
+    }
+    drop(relay);
 }
 
 #[test]
