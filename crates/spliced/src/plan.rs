@@ -239,6 +239,11 @@ pub(crate) enum Check {
     Tcp,
     /// What the server says after `send` contains `expect`.
     Exchange { send: Vec<u8>, expect: Vec<u8> },
+    /// The datagram that answers `send` contains `expect`; without `expect`, nothing refuses `send`.
+    Datagram {
+        send: Vec<u8>,
+        expect: Option<Vec<u8>>,
+    },
     /// The server answers a TLS hello that asks for this name.
     Tls { server_name: Option<String> },
     /// `GET path` is answered with this status, or one from 200 to 399.

@@ -8,6 +8,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use super::datagram_check;
 use super::own_connection::{self, Failure, First, Stream, end, open};
 use crate::plan::{BackendPlan, Check, HealthPlan};
 use crate::socket_address::SocketAddress;
@@ -36,6 +37,9 @@ pub(super) async fn check(
     target: &Arc<Target>,
     addresses: &[SocketAddress],
 ) -> Result<(), Failure> {
+    if let Check::Datagram { send, expect } = &health.check {
+        return datagram_check::check(plan, send, expect.as_deref(), addresses).await;
+    }
     let mut socket = match open(plan, target, addresses, health.timeout).await {
         // The connection was made, and whether its end comes before the check's is luck.
         Err(Failure::Reset) if matches!(health.check, Check::Tcp) => return Ok(()),
@@ -44,7 +48,7 @@ pub(super) async fn check(
     let said = talk(&health.check, &mut *socket).await;
     let first = match health.check {
         Check::Http { .. } => First::Server,
-        Check::Tcp | Check::Exchange { .. } | Check::Tls { .. } => First::Relay,
+        _ => First::Relay,
     };
     // Its end says nothing, so nobody waits for it.
     drop(tokio::spawn(end(
@@ -78,7 +82,8 @@ fn failure_of(wrong: Wrong) -> Failure {
 
 async fn talk(check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
     match check {
-        Check::Tcp => Ok(()),
+        // A datagram has no stream.
+        Check::Tcp | Check::Datagram { .. } => Ok(()),
         Check::Exchange { send, expect } => exchange(socket, send, expect).await,
         Check::Tls { server_name } => tls(socket, server_name.as_deref()).await,
         Check::Http { path, host, status } => http(socket, path, host.as_deref(), *status).await,

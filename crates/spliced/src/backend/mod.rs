@@ -7,6 +7,7 @@ mod check;
 mod client_names;
 mod client_reports;
 mod control;
+mod datagram_check;
 mod drain;
 mod health;
 mod history;

@@ -9,7 +9,7 @@ use super::Backend;
 use super::check::check;
 use super::own_connection::{Failure, addresses};
 use super::server::Server;
-use crate::plan::{BackendPlan, HealthPlan};
+use crate::plan::{BackendPlan, Check, HealthPlan};
 
 /// How much an interval varies, in percent: servers of one backend, and many proxies, must not check in
 /// step.
@@ -56,6 +56,9 @@ async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, healt
         let addresses = addresses(&server.target, health.timeout).await?;
         let checked = check(plan, health, &server.target, &addresses);
         timeout(health.timeout, checked).await.unwrap_or_else(|_| {
+            if let Check::Datagram { expect: None, .. } = health.check {
+                return Ok(());
+            }
             let time = humantime::format_duration(health.timeout);
             let why = format!("a check was not answered within {time}");
             Err(Failure::Server(why))

@@ -6,25 +6,17 @@ use std::time::Duration;
 
 use splice::{Address, SocketName};
 
+use crate::config::health;
 use crate::config::removal::Removal;
-use crate::config::route::bytes;
 use crate::config::value::{Table, Value};
 use crate::plan::{
-    BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, ProxyVersion, QueuePlan,
-    ServerAddress, ServerPlan, Source, lacks_source,
+    BackendPlan, Balance, CONNECT_TIMEOUT, HashKey, ProxyVersion, QueuePlan, ServerAddress,
+    ServerPlan, Source, lacks_source,
 };
 use crate::weight::WEIGHT_MOST;
 
 /// The most connections that wait for a server, unless the configuration says otherwise.
 const QUEUE: u32 = 1024;
-
-/// The defaults of HAProxy (`inter`, `rise`, `fall`).
-const EVERY: Duration = Duration::from_secs(2);
-const RISE: u16 = 2;
-const FALL: u16 = 3;
-
-/// The longest `send` and `expect`, in bytes: a packet has room for it.
-const EXCHANGE_MOST_BYTES: usize = 1024;
 
 /// The longest name of an interface, in bytes (`IFNAMSIZ`, without its zero).
 const INTERFACE_NAME_MAX_BYTES: usize = 15;
@@ -152,8 +144,9 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
     }
     if backend.is_of_datagrams() {
         suit_datagrams(table, &mut backend);
+        table.set_some("health", &mut backend.health, health::of_datagrams);
     } else {
-        table.set_some("health", &mut backend.health, health);
+        table.set_some("health", &mut backend.health, health::of_streams);
     }
     if backend.resets_on_down && table.get("health").is_none() && table.get("on_down").is_some() {
         table.notes.mistake(
@@ -206,16 +199,11 @@ fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
 }
 
 /// What only servers of streams have, and why.
-const OF_STREAMS: [(&str, &str); 6] = [
-    (
-        "health",
-        "checks connect to the server; one of datagrams is taken out when its host refuses them",
-    ),
+const OF_STREAMS: [(&str, &str); 4] = [
     ("send_proxy", "a datagram has no PROXY header"),
     ("connect_timeout", "datagrams have no connections"),
     ("queue", "a datagram does not wait for a server"),
     ("queue_timeout", "a datagram does not wait for a server"),
-    ("on_down", "only checks find a server down"),
 ];
 
 /// Notes what has no meaning for servers of datagrams. What `[defaults]` says is for others.
@@ -229,7 +217,6 @@ fn suit_datagrams(table: &Table<'_>, backend: &mut BackendPlan) {
         }
     }
     backend.send_proxy = None;
-    backend.resets_on_down = false;
     if backend.balance == Balance::Consistent(HashKey::ServerName) {
         if table.get("hash").is_some() {
             table.notes.mistake(
@@ -318,145 +305,6 @@ fn nobody_listens<T>(value: &Value<'_>, text: &str) -> Option<T> {
     value.refuse(format!(
         "{text:?} cannot be used: nobody listens on port 0; write the port of the server"
     ))
-}
-
-fn health(value: &Value<'_>) -> Option<HealthPlan> {
-    let table = value.table("health")?;
-    let check = check(&table);
-    let every = table.get("every").map_or(Some(EVERY), |value| value.time());
-    let timeout = table
-        .get("timeout")
-        .map_or(Some(None), |value| value.time().map(Some));
-    if let (Some(every), Some(Some(timeout))) = (every, timeout)
-        && timeout > every
-    {
-        table.notes.mistake(
-            &table.at("timeout"),
-            "timeout is longer than every, so that checks would overlap; make it shorter",
-        );
-    }
-    let (mut rise, mut fall) = (RISE, FALL);
-    table.set("rise", &mut rise, |value| value.number(1..=1000));
-    table.set("fall", &mut fall, |value| value.number(1..=1000));
-    table.finish();
-    let every = every?;
-    Some(HealthPlan {
-        check: check?,
-        every,
-        timeout: timeout?.unwrap_or(every),
-        rise,
-        fall,
-    })
-}
-
-/// `send` and `expect`, if there is either: `Some(None)` is a mistake.
-fn exchange(table: &Table<'_>, is_tcp: bool) -> Option<Option<Check>> {
-    let (send, expect) = (table.get("send"), table.get("expect"));
-    let given = match (&send, &expect) {
-        (None, None) => return None,
-        (Some(_), _) => "send",
-        (None, Some(_)) => "expect",
-    };
-    if !is_tcp {
-        table.notes.mistake(
-            &table.at(given),
-            format!(
-                "{given} needs tcp = true; write it in place of tls or http, or remove {given}"
-            ),
-        );
-        return Some(None);
-    }
-    let read = |value: &Value<'_>| bytes(value, EXCHANGE_MOST_BYTES);
-    let send = send.map_or(Some(Vec::new()), |value| read(&value));
-    let Some(expect) = expect else {
-        table.notes.missing(
-            &table.at("send"),
-            "send needs expect, which is what a good server answers; add it, or remove send",
-        );
-        return Some(None);
-    };
-    let expect = read(&expect);
-    Some(send.and_then(|send| expect.map(|expect| Check::Exchange { send, expect })))
-}
-
-fn check(table: &Table<'_>) -> Option<Check> {
-    let (tcp, tls, http) = (table.get("tcp"), table.get("tls"), table.get("http"));
-    let host = table.get("host");
-    let status = table.get("status");
-    if http.is_none() {
-        for key in ["host", "status"] {
-            if table.get(key).is_some() {
-                table.notes.mistake(
-                    &table.at(key),
-                    format!("{key} needs http = \"/path\"; add it, or remove {key}"),
-                );
-            }
-        }
-    }
-    let exchange = exchange(table, tls.is_none() && http.is_none());
-    match (tcp, tls, http) {
-        (None, None, None) if exchange.is_some() => exchange?,
-        (Some(tcp), None, None) => {
-            let is_tcp = tcp.only_true();
-            match exchange {
-                Some(exchange) => is_tcp.and(exchange),
-                None => is_tcp.map(|_| Check::Tcp),
-            }
-        }
-        (None, Some(tls), None) if tls.is_flag() => {
-            tls.only_true().map(|_| Check::Tls { server_name: None })
-        }
-        (None, Some(tls), None) => {
-            let name: splice_route::NamePattern = tls.parse()?;
-            let name = name.to_string();
-            if name.starts_with('*') {
-                return tls.refuse(format!(
-                    "{name:?} is what checks ask for, so it cannot have a star; write a whole name"
-                ));
-            }
-            Some(Check::Tls {
-                server_name: Some(name),
-            })
-        }
-        (None, None, Some(http)) => {
-            let path = http.text()?;
-            let plain = |byte: u8| byte.is_ascii_graphic();
-            if !path.starts_with('/') || !path.bytes().all(plain) {
-                return http.refuse(format!(
-                    "{path:?} is not a path; write one such as /health, without spaces"
-                ));
-            }
-            let host = match host {
-                None => None,
-                Some(host) => {
-                    let text = host.text()?;
-                    if !text.bytes().all(plain) {
-                        return host.refuse("has characters that no host has; remove them");
-                    }
-                    Some(text.to_owned())
-                }
-            };
-            Some(Check::Http {
-                path: path.into(),
-                host,
-                status: status.and_then(|status| status.number(100..=599)),
-            })
-        }
-        (None, None, None) => {
-            table.notes.missing(
-                &table.at,
-                "health does not say what to check; add tcp = true, tls = true or http = \"/path\"",
-            );
-            None
-        }
-        _ => {
-            table.notes.mistake(
-                &table.at,
-                "health checks one thing; keep one of tcp, tls and http",
-            );
-            None
-        }
-    }
 }
 
 fn source(value: &Value<'_>) -> Option<Source> {

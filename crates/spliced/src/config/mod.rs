@@ -8,6 +8,7 @@ mod bypass;
 mod conflict;
 mod coverage;
 mod datagrams;
+mod health;
 mod kind;
 mod listener;
 mod notes;

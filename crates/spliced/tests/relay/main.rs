@@ -32,6 +32,7 @@ mod bypass_reload;
 mod bypass_status;
 mod config;
 mod control;
+mod datagram_health;
 mod datagram_proxy;
 mod datagrams;
 mod doctor;

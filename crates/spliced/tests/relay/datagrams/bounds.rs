@@ -67,7 +67,7 @@ fn a_client_displaces_its_own_longest_idle_session_and_no_other() {
     let mut relay = Relay::between("udp:127.0.0.1:0", &named(&target), &options);
     let other = socket("127.0.0.2:0");
     let clients = [0, 1, 2].map(|_| client(&relay));
-    other.connect(inet(&relay)).expect("it connects");
+    other.connect(inet(&relay.address)).expect("it connects");
     let send = |client: &UdpSocket| {
         client.send(b"question").expect("it is sent");
         receive(&target).1
@@ -113,7 +113,7 @@ fn flood(forged: u32) {
     let options = ["--max-sessions", &most, "--threads", "2"];
     let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &options);
     let before = relay.descriptors();
-    let crowd = Crowd::of(inet(&relay));
+    let crowd = Crowd::of(inet(&relay.address));
     let clients: Vec<_> = (0..HONEST).map(|_| client(&relay)).collect();
     let (received, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -193,7 +193,7 @@ fn a_late_answer_reaches_no_other_client() {
     for number in 1..=CLIENTS {
         let client = host.enter(|| socket(&format!("127.0.0.{number}:5000")));
         let client = client.expect("the namespace");
-        client.connect(inet(&relay)).expect("it connects");
+        client.connect(inet(&relay.address)).expect("it connects");
         client.send(&[number]).expect("it is sent");
         let (question, session) = receive(&target);
         assert_eq!(question, [number]);

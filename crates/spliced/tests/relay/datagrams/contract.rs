@@ -289,7 +289,7 @@ fn sessions_come_and_go(clients: u32) {
     let options = ["--max-sessions", &most, "--idle-timeout", "2s"];
     let mut relay = Relay::between("udp:127.0.0.1:0", &named(&target), &options);
     let before = relay.descriptors();
-    let crowd = Crowd::of(inet(&relay));
+    let crowd = Crowd::of(inet(&relay.address));
     let mut buffer = [0; 2000];
     let mut memory = 0;
     for start in (0..clients).step_by(AT_ONCE as usize) {

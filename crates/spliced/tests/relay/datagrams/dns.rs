@@ -1,5 +1,6 @@
 //! DNS: dnsmasq behind the relay, asked by dnsperf.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use netlab::{Process, Scratch};
@@ -7,6 +8,7 @@ use netlab::{Process, Scratch};
 use super::inet;
 use crate::patience::until;
 use crate::programs::installed;
+use crate::proxy::Proxy;
 use crate::relay::{Relay, output};
 use crate::server::free_port;
 
@@ -16,16 +18,8 @@ const QUERIES: usize = 2000;
 const QUERY: &[u8] =
     b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04name\x04test\x00\x00\x01\x00\x01";
 
-#[test]
-fn every_query_of_dnsperf_is_answered() {
-    let (Some(dnsmasq), Some(dnsperf)) = (
-        installed("dnsmasq", "dnsmasq-base"),
-        installed("dnsperf", "dnsperf"),
-    ) else {
-        return;
-    };
-    let scratch = Scratch::new("dns").expect("a directory");
-    let port = free_port();
+/// dnsmasq, which knows the names below `test`.
+fn serve(dnsmasq: PathBuf, port: u16) -> Process {
     let mut server = Process::command(dnsmasq);
     server
         .args([
@@ -38,9 +32,45 @@ fn every_query_of_dnsperf_is_answered() {
         .arg(format!("--port={port}"))
         .stdin(Stdio::null())
         .stderr(Stdio::null());
-    let _server = Process::spawn(&mut server).expect("dnsmasq");
+    Process::spawn(&mut server).expect("dnsmasq")
+}
+
+/// What the example asks servers is answered by one, with what it expects.
+#[test]
+fn the_check_of_the_example_knows_a_server_that_works() {
+    const EXAMPLE: &str = include_str!("../../../../../examples/dns.toml");
+    let Some(dnsmasq) = installed("dnsmasq", "dnsmasq-base") else {
+        return;
+    };
+    let health = EXAMPLE
+        .lines()
+        .find_map(|line| line.strip_prefix("health = "));
+    let health = health.and_then(|health| health.strip_suffix(" }"));
+    let health = health.expect("a check");
+    let port = free_port();
+    let proxy = Proxy::run(&format!(
+        "[[listener]]\naddress = \"udp:127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+         [backend.b]\nservers = [\"udp:127.0.0.1:{port}\"]\n\
+         health = {health}, every = \"500ms\", rise = 1, fall = 1 }}\n"
+    ));
+    proxy.relay.wait_logged("is down: connection refused");
+    let _server = serve(dnsmasq, port);
+    proxy.relay.wait_logged("is up again");
+}
+
+#[test]
+fn every_query_of_dnsperf_is_answered() {
+    let (Some(dnsmasq), Some(dnsperf)) = (
+        installed("dnsmasq", "dnsmasq-base"),
+        installed("dnsperf", "dnsperf"),
+    ) else {
+        return;
+    };
+    let scratch = Scratch::new("dns").expect("a directory");
+    let port = free_port();
+    let _server = serve(dnsmasq, port);
     let relay = Relay::between("udp:127.0.0.1:0", &format!("udp:127.0.0.1:{port}"), &[]);
-    let address = inet(&relay);
+    let address = inet(&relay.address);
     let client = super::client(&relay);
     client.set_nonblocking(true).expect("non-blocking");
     until("dnsmasq answers", || {

@@ -102,7 +102,7 @@ fn with_a_time_to_live_that_is_kept_everything_else_is_kept_as_well() {
             target.send_to(&received, session).expect("it is answered");
             let (received, from) = receive(&client);
             assert!(received == vec![7; length], "{length} bytes of answer");
-            assert_eq!(from, inet(&relay));
+            assert_eq!(from, inet(&relay.address));
         }
         setsockopt(&client, UdpGsoSegment, &(SEGMENT as i32)).expect("segmentation");
         let train: Vec<u8> = (0..WHOLE * SEGMENT + 3).map(|byte| byte as u8).collect();
@@ -172,7 +172,7 @@ fn the_do_not_fragment_bit_is_set_as_configured() {
             .env_remove("SPLICED_LOG");
         let relay = Relay::spawn(&mut inside);
         client
-            .send_to(b"question", inet(&relay))
+            .send_to(b"question", inet(&relay.address))
             .expect("it is sent");
         let (_, session) = receive(&target);
         assert_eq!(has_bit(&raw, at_target), is_set, "{when}");

@@ -108,7 +108,7 @@ impl Routed {
         let relay = Relay::spawn(&mut inside);
         let client = lab.client().enter(|| {
             let client = socket(&SocketAddr::new(at_client, 0).to_string());
-            client.connect(inet(&relay)).expect("it connects");
+            client.connect(inet(&relay.address)).expect("it connects");
             client
         });
         Self {

@@ -46,7 +46,12 @@ pub(crate) fn socket(address: &str) -> UdpSocket {
 
 /// A socket of a client of `relay`.
 pub(crate) fn client(relay: &Relay) -> UdpSocket {
-    let relay = inet(relay);
+    client_of(&relay.address)
+}
+
+/// The same, of the listener at `address`.
+pub(crate) fn client_of(address: &str) -> UdpSocket {
+    let relay = inet(address);
     let own = if relay.is_ipv4() {
         "127.0.0.1:0"
     } else {
@@ -57,9 +62,9 @@ pub(crate) fn client(relay: &Relay) -> UdpSocket {
     socket
 }
 
-/// Where `relay` listens.
-fn inet(relay: &Relay) -> SocketAddr {
-    let address = relay.address.strip_prefix("udp:").expect("a UDP socket");
+/// An address with its kind.
+fn inet(address: &str) -> SocketAddr {
+    let address = address.strip_prefix("udp:").expect("a UDP socket");
     address.parse().expect("an address")
 }
 

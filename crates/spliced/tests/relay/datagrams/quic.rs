@@ -55,7 +55,7 @@ async fn through_a_relay(sent: Vec<u8>, answer: Vec<u8>) -> (Vec<u8>, Vec<u8>) {
     let config = ClientConfig::with_root_certificates(Arc::new(roots));
     let mut client = Endpoint::client(own).expect("a client");
     client.set_default_client_config(config.expect("a configuration"));
-    let connecting = client.connect(inet(&relay), "localhost");
+    let connecting = client.connect(inet(&relay.address), "localhost");
     let connection = connecting
         .expect("it can connect")
         .await

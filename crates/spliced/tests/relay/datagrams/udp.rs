@@ -31,7 +31,7 @@ fn every_size_arrives(listen: &str, target: &str, longest: usize) {
         target.send_to(&answer, from).expect("it is answered");
         let (received, from) = receive(&client);
         assert!(received == answer, "{size} bytes differ at the client");
-        assert_eq!(from, inet(&relay));
+        assert_eq!(from, inet(&relay.address));
     }
 }
 
@@ -240,7 +240,7 @@ fn merged_datagrams_pass_a_narrower_link_one_by_one() {
         .client()
         .enter(|| {
             let client = socket(&format!("{}:0", Lab::CLIENT_V4));
-            client.connect(inet(&relay)).expect("it connects");
+            client.connect(inet(&relay.address)).expect("it connects");
             client
         })
         .expect("entered");
