@@ -11,6 +11,7 @@ mod quic;
 mod udp;
 mod unix;
 mod usage;
+mod vpn;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
