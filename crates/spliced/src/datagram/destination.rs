@@ -252,6 +252,8 @@ fn connect(
 }
 
 fn why_unreachable(target: &SocketAddress, errno: Errno) -> String {
-    let reason = limit_met(errno).unwrap_or_else(|| words(errno));
+    let lacks_interface = || target.lacks_interface().filter(|_| errno == Errno::INVAL);
+    let known = limit_met(errno).or_else(lacks_interface);
+    let reason = known.unwrap_or_else(|| words(errno));
     format!("{target} cannot be reached: {reason}")
 }
