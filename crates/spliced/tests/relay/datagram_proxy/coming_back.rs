@@ -56,7 +56,9 @@ fn a_listener_that_comes_back_has_its_sessions() {
         talking(&one, || {
             assert!(proxy.reload(&without).status.success());
             other.send(b"late").expect("it is sent");
-            proxy.relay.wait_logged("the listener takes no more clients");
+            proxy
+                .relay
+                .wait_logged("the listener takes no more clients");
             // One that fails changes nothing, although this listener would come back.
             let taken = socket("127.0.0.1:0");
             let more = format!(
@@ -142,7 +144,8 @@ fn an_address_that_another_listener_of_the_process_has_is_told() {
         let without = at(format!("127.0.0.1:{elsewhere}"));
         assert!(proxy.reload(&without).status.success());
         let said = why_not();
-        let why = "listener l of this process was removed and holds it until its sessions have ended";
+        let why =
+            "listener l of this process was removed and holds it until its sessions have ended";
         assert!(said.contains(why), "{said}");
     });
     until("it is free", || proxy.reload(&every).status.success());
@@ -239,7 +242,9 @@ fn an_undrained_listener_of_several_threads_keeps_its_sessions() {
     talking(&one, || {
         post(&proxy, "/v1/listeners/l/drain");
         other.send(b"late").expect("it is sent");
-        proxy.relay.wait_logged("the listener takes no more clients");
+        proxy
+            .relay
+            .wait_logged("the listener takes no more clients");
         post(&proxy, "/v1/listeners/l/undrain");
         assert_eq!(sources(&only), BTreeSet::from([session]));
     });
