@@ -1,13 +1,14 @@
 //! The listeners of datagrams, whose threads are their own.
 
+mod listening;
+
 use std::collections::BTreeMap;
 use std::iter;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
-use serde_json::{Value, json};
+use serde_json::Value;
 use splice::{Address, SocketName};
 
 use super::conflict::{Held, explain};
@@ -434,77 +435,5 @@ impl Datagrams {
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Listening> {
         let former = self.former.iter_mut().map(|(_, former)| former);
         self.listening.values_mut().chain(former)
-    }
-}
-
-impl Listening {
-    /// What it is, and what has been counted.
-    pub(super) fn told(&self) -> Value {
-        let sessions = self.service.sessions.count();
-        let (state, since) = self.drain.told(sessions);
-        json!({
-            "name": self.plan.name,
-            "addresses": self.service.shown_addresses(),
-            "state": state,
-            "since": humantime::format_rfc3339_millis(since).to_string(),
-            "connections": sessions,
-            "counts": {
-                "accepted": self.service.made.load(Ordering::Relaxed),
-                "joined": self.service.made.load(Ordering::Relaxed),
-            },
-        })
-    }
-
-    fn set_terms(&mut self, plan: Arc<DatagramListenerPlan>, terms: ServiceTerms) {
-        self.plan = plan;
-        self.service.set_terms(terms);
-        self.workers.iter().for_each(Worker::tell);
-    }
-
-    fn tell_listening(&self) {
-        let plan = &self.plan;
-        let name = match plan.name == plan.listen.to_string() {
-            true => String::new(),
-            false => format!("{}: ", plan.name),
-        };
-        let what = match &plan.routes[..] {
-            [only] => match &only.action {
-                Action::Backend { name, .. } if only.conditions.clients.is_none() => {
-                    format!("relaying to {name}")
-                }
-                _ => "1 route".into(),
-            },
-            routes => format!("{} routes", routes.len()),
-        };
-        for address in self.service.shown_addresses() {
-            tracing::info!("{name}listening on {address}, {what}");
-        }
-    }
-
-    /// Waits for its threads, which end, and logs what they have moved.
-    fn end(self) {
-        self.workers.into_iter().for_each(Worker::join);
-        self.service.log_total();
-    }
-
-    /// Takes no new clients until it is undrained. Returns how many sessions go on.
-    pub(super) fn leave(&mut self) -> usize {
-        self.workers.iter().for_each(Worker::leave);
-        self.socket_file = None;
-        self.service.sessions.count()
-    }
-
-    /// Calls `act` whenever it has no session any more.
-    pub(super) fn when_empty(&self, act: impl Fn() + Send + Sync + 'static) {
-        self.service.sessions.when_none(act);
-    }
-
-    fn tell_cut(&self) {
-        let name = &self.plan.name;
-        match self.service.sessions.count() {
-            0 => {}
-            1 => tracing::warn!("ended 1 session: listener {name} was removed"),
-            count => tracing::warn!("ended {count} sessions: listener {name} was removed"),
-        }
     }
 }

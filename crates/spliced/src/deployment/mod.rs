@@ -6,6 +6,7 @@
 
 mod access_logs;
 mod announcement;
+mod circles;
 mod conflict;
 mod datagrams;
 mod drain;
@@ -33,13 +34,12 @@ use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
 use crate::access_log_args::LogPlace;
 use crate::backend::Backend;
-use crate::circle;
 use crate::datagram::{self, DatagramService};
 use crate::file_lock::LockWait;
 use crate::forwarding::Forwarding;
 use crate::listener::{ListeningSockets, change_access};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
-use crate::refusal::{self, WrongUsage};
+use crate::refusal;
 use crate::service::{Process, Service, Terms};
 use crate::sessions::About;
 use crate::socket_address::SocketAddress;
@@ -326,51 +326,6 @@ impl Deployment {
                     .collect();
                 refusal::of_families(&addresses, listening)?;
             }
-        }
-        Ok(())
-    }
-
-    /// Refuses listeners that lead to one another without an end, and warns of those that may do so.
-    fn refuse_circles(
-        &self,
-        plan: &Plan,
-        bound: &BTreeMap<String, ListeningSockets>,
-        datagrams: &datagrams::Prepared,
-        backends: &PlannedBackends,
-    ) -> Result<()> {
-        let of_streams = plan.listeners.iter().map(|listener| circle::Listener {
-            name: &listener.name,
-            is_of_datagrams: false,
-            listening: self.listening_on(listener, bound).to_vec(),
-            routes: &listener.routes,
-            filters: listener.require_proxy_from.is_some(),
-        });
-        let addresses = datagrams.listening(&self.datagrams);
-        let of_datagrams = iter::zip(&plan.datagram_listeners, addresses);
-        let of_datagrams = of_datagrams.map(|(listener, (_, listening))| circle::Listener {
-            name: &listener.name,
-            is_of_datagrams: true,
-            listening: listening.to_vec(),
-            routes: &listener.routes,
-            filters: false,
-        });
-        let listeners: Vec<_> = of_streams.chain(of_datagrams).collect();
-        let backends = plan.backends.iter().filter_map(|plan| {
-            let (backend, _) = backends.get(&plan.name)?;
-            let targets = targets(backend, backends);
-            let servers = targets.iter().map(|target| target.last_known().to_vec());
-            Some(circle::Backend {
-                plan,
-                servers: servers.collect(),
-            })
-        });
-        let backends: Vec<_> = backends.collect();
-        for circle in circle::circles(&listeners, &backends) {
-            let sentence = circle.sentence();
-            if circle.is_certain {
-                return Err(WrongUsage::new(sentence).into());
-            }
-            tracing::warn!("{sentence}");
         }
         Ok(())
     }

@@ -33,10 +33,14 @@ impl Relaying {
         let terms = Arc::clone(&self.terms);
         let mut failed = None;
         for listener in &mut self.listeners {
-            failed = failed.or(listener.follow(&terms.sessions).err());
+            if let Err(errno) = listener.follow(&terms.sessions) {
+                failed = Some(errno);
+            }
         }
         self.sessions.each(|session| {
-            failed = failed.or(session.socket.follow(&terms.sessions).err());
+            if let Err(errno) = session.socket.follow(&terms.sessions) {
+                failed = Some(errno);
+            }
         });
         if let Some(errno) = failed {
             tracing::warn!(

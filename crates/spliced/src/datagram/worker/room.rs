@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use splice_route::Prefix;
 
@@ -16,6 +15,7 @@ use crate::client_limit::ClientPermit;
 use crate::datagram::outcome::Outcome;
 use crate::datagram::sender::Sender;
 use crate::plan::ClientLimits;
+use crate::resource_limit::limit_met;
 
 impl Relaying {
     /// Counts a session of `client`, also beyond its limit: see [`make_room_of_client`](Self::make_room_of_client).
@@ -49,9 +49,12 @@ impl Relaying {
 
     /// Ends sessions of `client` while it has more than it may. Returns false if others have to.
     pub(super) fn displace_of(&mut self, client: &Prefix, outcome: Outcome) -> bool {
+        let limits = self.terms.sessions.per_client;
+        if !self.service.clients.is_exceeded(&limits, client) {
+            return true;
+        }
         let service = Arc::clone(&self.service);
         let _displacing = service.displacing();
-        let limits = self.terms.sessions.per_client;
         while service.clients.is_exceeded(&limits, client) {
             let Some(number) = self.sessions.oldest_of(client) else {
                 return false;
@@ -79,7 +82,9 @@ impl Relaying {
     /// Makes room by the loss of a session, if `why` there is none for a new one is that no descriptor is free. Returns
     /// whether there is room.
     pub(super) fn make_room_of_descriptors(&mut self, why: &str) -> bool {
-        if !are_descriptors_used_up() {
+        let are_used_up = [Errno::MFILE, Errno::NFILE].map(limit_met);
+        let mut are_used_up = are_used_up.iter().flatten();
+        if !are_used_up.any(|words| why.contains(words.as_str())) {
             return false;
         }
         self.service.short.emit(|suppressed| {
@@ -110,11 +115,10 @@ impl Relaying {
 
     /// Ends a session, or has another thread end one, if the listener has more than it may.
     fn displace_beyond(&mut self) {
-        let service = Arc::clone(&self.service);
-        let _displacing = service.displacing();
-        if service.sessions.count() > self.terms.sessions.max_sessions
+        // For each session beyond the bound there is one who ends one, so that they need not wait for one another.
+        if self.service.sessions.count() > self.terms.sessions.max_sessions
             && !self.displace()
-            && let Some(other) = service.fullest_beside(&self.control)
+            && let Some(other) = self.service.fullest_beside(&self.control)
         {
             other.ask_to_displace();
         }
@@ -146,12 +150,4 @@ pub(super) fn inet(client: &Sender) -> Option<IpAddr> {
         Sender::Udp { client, .. } => Some(client.ip().to_canonical()),
         Sender::Unix(_) | Sender::Unnamed => None,
     }
-}
-
-/// Whether a socket could not be opened now.
-fn are_descriptors_used_up() -> bool {
-    matches!(
-        eventfd(0, EventfdFlags::CLOEXEC),
-        Err(Errno::MFILE | Errno::NFILE)
-    )
 }

@@ -159,8 +159,8 @@ fn another_time_to_live_applies_to_both_directions_at_once() {
     let proxy = Proxy::run(&text("9"));
     let client = reporting(client(&proxy));
     let (_, session) = ask(&client, &[&only]);
-    [&client, &only].map(|socket| socket.set_nonblocking(false).expect("blocking"));
     for socket in [&client, &only] {
+        socket.set_nonblocking(false).expect("blocking");
         socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
         socket.set_ttl(40).expect("IP_TTL");
     }

@@ -23,7 +23,9 @@ fn the_status_counts_sessions_as_copied() {
     let [only] = servers();
     let proxy = Proxy::run(&configuration(&[&only], "", ""));
     let clients = [client(&proxy), client(&proxy)];
-    clients.each_ref().map(|one| ask(one, &[&only]));
+    for client in &clients {
+        ask(client, &[&only]);
+    }
     assert_eq!(proxy.status()["engines"]["copy"], 2);
 }
 
