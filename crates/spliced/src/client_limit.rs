@@ -80,6 +80,36 @@ impl ClientLimit {
         address: IpAddr,
         now: Instant,
     ) -> Result<Option<ClientPermit>, Excess> {
+        self.count(limits, address, now, limits.max_connections)
+    }
+
+    /// The same, also beyond the limit on connections: for somebody who ends another one of the client for it.
+    ///
+    /// # Errors
+    /// If the client opens connections too fast.
+    pub(crate) fn acquire_beyond_limit(
+        self: &Arc<Self>,
+        limits: &ClientLimits,
+        address: IpAddr,
+        now: Instant,
+    ) -> Result<Option<ClientPermit>, Excess> {
+        self.count(limits, address, now, None)
+    }
+
+    /// Whether a client has more connections than it may.
+    pub(crate) fn is_exceeded(&self, limits: &ClientLimits, client: &Prefix) -> bool {
+        let clients = self.lock();
+        let open = clients.by_prefix.get(client).map_or(0, |it| it.open);
+        limits.max_connections.is_some_and(|most| open > most)
+    }
+
+    fn count(
+        self: &Arc<Self>,
+        limits: &ClientLimits,
+        address: IpAddr,
+        now: Instant,
+        most: Option<u32>,
+    ) -> Result<Option<ClientPermit>, Excess> {
         if limits.max_connections.is_none() && limits.new_per_second.is_none() {
             return Ok(None);
         }
@@ -94,7 +124,7 @@ impl ClientLimit {
             open: 0,
             rested_at: now,
         });
-        if let Some(most) = limits.max_connections
+        if let Some(most) = most
             && client.open >= most
         {
             return Err(Excess::Connections(most));

@@ -1,7 +1,7 @@
 //! Which kinds of sockets a relay joins, and which it cannot.
 
 use anyhow::Result;
-use splice::{EngineChoice, EngineName, SocketName, VsockAddress};
+use splice::{Address, EngineChoice, EngineName, SocketName, VsockAddress};
 
 use crate::cli::RelayArgs;
 use crate::datagram::DatagramPlan;
@@ -27,6 +27,11 @@ impl Kinds {
         let (listen, target) = (args.listen.clone(), args.target.clone());
         if let (SocketName::Stream(listen), SocketName::Stream(target)) = (&listen, &target) {
             refuse_those_of_datagrams(&args)?;
+            if let Address::Inet { port: 0, .. } = target {
+                return refuse(&format!(
+                    "the target {target} cannot be used: nobody listens on port 0; write its port"
+                ));
+            }
             let access = args.life.file_access;
             access.suit(listen).map_err(WrongUsage::new)?;
             let (listen, target) = (listen.clone(), target.clone());
@@ -92,6 +97,12 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     }
     if args.from_syn {
         return refuse("--from-syn is for TCP; leave it out for datagrams");
+    }
+    if let Address::Inet { port: 0, .. } = &plan.target_address {
+        return refuse(&format!(
+            "the target {} cannot be used: nobody listens on port 0; write its port",
+            plan.target
+        ));
     }
     refuse_those_of_streams(&args)?;
     if args.life.max_connections.is_some() {

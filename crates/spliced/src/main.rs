@@ -15,6 +15,7 @@ mod backend;
 mod bypass;
 mod bypass_args;
 mod check;
+mod circle;
 mod cli;
 mod client_limit;
 mod command;

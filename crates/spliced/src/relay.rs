@@ -36,7 +36,7 @@ use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::metrics::Metrics;
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::refusal::WrongUsage;
-use crate::resource_limit::{raise_descriptor_limit, require_descriptors_to_serve};
+use crate::resource_limit::{raise_descriptor_limit_for, require_descriptors_to_serve};
 use crate::service::Process;
 use crate::sessions::Engines;
 use crate::signal::{Request, Signals};
@@ -151,7 +151,7 @@ pub(crate) fn run(
             });
         }
     })?;
-    raise_descriptor_limit(most_connections(plan));
+    raise_limit_for(plan);
     log_missing_engines();
     let busy_poll = plan
         .listeners
@@ -211,12 +211,14 @@ pub(crate) fn run(
     progress.ending(FAILED);
     process.end();
     threads.loops.iter().for_each(Worker::end);
-    threads.of_datagrams.iter().for_each(datagram::Worker::end);
+    let of_datagrams = threads.of_datagrams.iter();
+    let of_datagrams = of_datagrams.flat_map(|(_, workers)| workers);
+    of_datagrams.for_each(datagram::Worker::end);
     threads.loops.into_iter().for_each(Worker::join);
-    threads
-        .of_datagrams
-        .into_iter()
-        .for_each(datagram::Worker::join);
+    for (service, workers) in threads.of_datagrams {
+        workers.into_iter().for_each(datagram::Worker::join);
+        service.log_total();
+    }
     let cut_short = process.cut_short.load(Ordering::Relaxed);
     let mut ended = match all_left {
         true => Ended::Well,
@@ -280,16 +282,15 @@ fn at_once(
     }
 }
 
-/// The limit on connections of all listeners together, if each has one.
-fn most_connections(plan: &Plan) -> Option<u32> {
-    let of_streams = plan
-        .listeners
-        .iter()
-        .map(|listener| listener.max_connections);
+/// Raises the limit on descriptors, and warns if it is too low for what the listeners may have together.
+fn raise_limit_for(plan: &Plan) {
+    let listeners = plan.listeners.iter();
+    let mut of_streams = listeners.map(|listener| listener.max_connections);
+    // If each has a limit.
+    let connections = of_streams.try_fold(0u32, |sum, most| Some(sum.saturating_add(most?)));
     let of_datagrams = plan.datagram_listeners.iter();
-    let of_datagrams = of_datagrams.map(|listener| u32::try_from(listener.terms.max_sessions).ok());
-    let mut limits = of_streams.chain(of_datagrams);
-    limits.try_fold(0u32, |sum, most| Some(sum.saturating_add(most?)))
+    let of_datagrams = of_datagrams.map(|listener| listener.terms.max_sessions as u64);
+    raise_descriptor_limit_for(connections, of_datagrams.sum());
 }
 
 /// A relay that serves clients.
@@ -369,7 +370,9 @@ impl Running {
             "listeners": self.deployment.listeners_told(),
             "backends": process.backends.told(),
         });
-        Engines::of(&process.sessions).tell(&mut status);
+        let mut engines = Engines::of(&process.sessions);
+        engines.add_copied(self.deployment.datagram_sessions() as u64);
+        engines.tell(&mut status);
         status
     }
 
@@ -384,7 +387,7 @@ impl Running {
                 let bypasses = &mut self.bypasses;
                 self.deployment
                     .apply(&plan, || (), || bypasses.apply(&plan.bypasses))?;
-                raise_descriptor_limit(most_connections(&plan));
+                raise_limit_for(&plan);
                 let threads = self.deployment.threads();
                 if plan
                     .threads

@@ -11,6 +11,11 @@ const DESCRIPTORS_BESIDE: u64 = 100;
 /// Raises the soft limit on descriptors to the hard limit. A connection takes two descriptors, and the
 /// usual soft limit of 1024 exists for the sake of select(2).
 pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
+    raise_descriptor_limit_for(max_connections, 0);
+}
+
+/// The same for connections and sessions of datagrams, each of which takes one descriptor.
+pub(crate) fn raise_descriptor_limit_for(max_connections: Option<u32>, max_sessions: u64) {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // This fails only where something other than the limit forbids it, such as a seccomp filter.
     let _ = setrlimit(
@@ -20,14 +25,25 @@ pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
             maximum,
         },
     );
-    let wanted = max_connections.map(|most| u64::from(most) * 2 + DESCRIPTORS_BESIDE);
-    if let (Some(maximum), Some(wanted)) = (maximum, wanted)
-        && wanted > maximum
-    {
-        tracing::warn!(
+    let connections = u64::from(max_connections.unwrap_or(0));
+    let wanted = connections * 2 + max_sessions + DESCRIPTORS_BESIDE;
+    let Some(maximum) = maximum.filter(|maximum| wanted > *maximum) else {
+        return;
+    };
+    match (connections, max_sessions) {
+        (0, 0) => {}
+        (_, 0) => tracing::warn!(
             "--max-connections needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
              raise it or connections will have to wait"
-        );
+        ),
+        (0, _) => tracing::warn!(
+            "max_sessions needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
+             raise it or new clients will displace others before there are as many sessions"
+        ),
+        (_, _) => tracing::warn!(
+            "max_connections and max_sessions need {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
+             raise it or connections will have to wait, and sessions will make room"
+        ),
     }
 }
 

@@ -102,6 +102,21 @@ impl SocketAddress {
         matches!(self, Self::Inet(inet) if inet.is_ipv6() && inet.ip().is_unspecified())
     }
 
+    /// Why the kernel does not know where it is, and what to do: each interface has link-local addresses of its own.
+    pub(crate) fn lacks_interface(&self) -> Option<String> {
+        match self {
+            Self::Inet(SocketAddr::V6(it))
+                if it.ip().is_unicast_link_local() && it.scope_id() == 0 =>
+            {
+                let ip = it.ip();
+                Some(format!(
+                    "the link-local address {ip} needs its interface; write [{ip}%INTERFACE]"
+                ))
+            }
+            _ => None,
+        }
+    }
+
     /// Whether nobody but this host can be reached at it, or reach it.
     pub(crate) fn is_of_loopback(&self) -> bool {
         match self {

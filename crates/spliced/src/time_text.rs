@@ -14,7 +14,7 @@ const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("it must be longer than zero".into()),
-        time if time > LONGEST => Err("it is longer than a year; leave it out for no limit".into()),
+        time if time > LONGEST => Err("it is longer than a year; write at most 366d".into()),
         time => Ok(time),
     }
 }

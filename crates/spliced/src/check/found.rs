@@ -12,6 +12,7 @@ use super::listening::Listening;
 use super::names::Resolved;
 use super::servers::Idle;
 use super::source;
+use crate::circle;
 use crate::plan::{BackendPlan, Plan, ServerPlan};
 use crate::printable::printable;
 
@@ -57,13 +58,43 @@ impl Found {
         let host = Host::default();
         let backends = Backends::new(plan, resolved);
         let mut places = Listening::new();
+        let mut listeners = Vec::new();
         for listener in &plan.listeners {
             let listening = places.listener(listener);
             found.listener(engine::report(listener, &listening, &backends, &host));
+            listeners.push(circle::Listener {
+                name: &listener.name,
+                is_of_datagrams: false,
+                listening,
+                routes: &listener.routes,
+                filters: listener.require_proxy_from.is_some(),
+            });
         }
         for listener in &plan.datagram_listeners {
             let listening = places.datagrams(listener);
             found.listener(engine::report_datagrams(listener, &listening, &backends));
+            listeners.push(circle::Listener {
+                name: &listener.name,
+                is_of_datagrams: true,
+                listening,
+                routes: &listener.routes,
+                filters: false,
+            });
+        }
+        let of_circles = plan.backends.iter().map(|plan| {
+            let servers = plan.servers.iter();
+            let addresses = servers.map(|it| resolved.of(&it.address).unwrap_or_default().to_vec());
+            circle::Backend {
+                plan,
+                servers: addresses.collect(),
+            }
+        });
+        let of_circles: Vec<_> = of_circles.collect();
+        for circle in circle::circles(&listeners, &of_circles) {
+            match circle.is_certain {
+                true => found.obstacles.push(circle.sentence()),
+                false => found.warnings.push(circle.sentence()),
+            }
         }
         if let Some(address) = &plan.control.metrics {
             places.metrics(address);

@@ -82,6 +82,8 @@ fn refuse(table: &Table<'_>, keys: &[(&'static str, &str)], of: &str, others: &s
             format!("{key} is for {of}, and this listener has {others}; {remedy}"),
         );
     }
+    let keys: Vec<_> = keys.iter().map(|(key, _)| *key).collect();
+    table.does_not_take(&keys);
 }
 
 /// Notes conditions of a route that no datagram could be held against.
@@ -94,4 +96,5 @@ pub(super) fn suit_conditions(table: &Table<'_>) {
             );
         }
     }
+    table.does_not_take(STREAM_CONDITIONS);
 }

@@ -88,6 +88,9 @@ impl Routes<'_> {
                 earlier.push((table.notes.line(&table.at), coverage));
             }
             routes.extend(action.map(|action| RoutePlan { conditions, action }));
+            if let Of::Datagrams(_) = of {
+                table.does_not_take(&["reset", "socks", "connect"]);
+            }
             table.finish();
         }
         routes
@@ -189,9 +192,13 @@ impl Routes<'_> {
         let (key, value) = match given.as_slice() {
             [one] => one,
             [] => {
+                let remedy = match of {
+                    Of::Streams(_) => "add backend = \"NAME\" or reset = true",
+                    Of::Datagrams(_) => "add backend = \"NAME\"",
+                };
                 table.notes.missing(
                     &table.at,
-                    "the route does not say what to do; add backend = \"NAME\" or reset = true",
+                    format!("the route does not say what to do; {remedy}"),
                 );
                 return None;
             }

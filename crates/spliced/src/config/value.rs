@@ -53,6 +53,14 @@ impl<'a> Table<'a> {
         })
     }
 
+    /// Says of none of these that the table takes it, unless it is there.
+    pub(super) fn does_not_take(&self, keys: &[&'static str]) {
+        let is_missing = |key: &&'static str| !self.entries.contains_key(*key);
+        self.asked
+            .borrow_mut()
+            .retain(|key| !(keys.contains(key) && is_missing(key)));
+    }
+
     /// Sets `place` if the key is there and `read` can make something of it.
     pub(super) fn set<T>(
         &self,

@@ -1,58 +1,93 @@
 //! What a thread is told by others.
 //!
+//! The threads of a listener that were started together are a **group**, whose phase is one: they end together. As long as
+//! there is a session, all their sockets stay, so that the kernel gives a client's datagrams to the thread that has its
+//! session (`reuseport_select_sock` counts the sockets).
+//!
 //! ```text
-//!          ┌────────resume────────┐
-//!          ▼                      │   no session left
-//!       running ──leave────▶ leaving ────────────────▶ over
-//!          │                  │   │                      ▲
-//!          ├──drain──▶ draining ◀─┘──no session left─────┤
-//!          └──end, cut──▶ ending, cut ──at once──────────┘
+//!          ┌─────────resume──────────┬────────────┐
+//!          ▼                         │   ┌─hold─▶ held
+//!       running ──leave───────────▶ leaving ◀─release─┘
+//!          │                         │   │
+//!          │                         │   └─no session left in the group──▶ over
+//!          ├──drain──▶ draining ◀────┘──no session left in the group─────▶ over
+//!          └──end, cut──▶ ending, cut: the threads end at once
 //! ```
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 
 use anyhow::{Context as _, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 
+use splice_route::Prefix;
+
 use crate::sessions::Inbox;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 #[repr(u8)]
 pub(crate) enum Phase {
     Running,
+    /// As [`Leaving`](Self::Leaving), but the threads do not end: a reload that is not yet decided has the listener again.
+    Held,
     /// The listener takes no new clients; it may take some again.
     Leaving,
     /// The relay ends, and takes no new clients.
     Draining,
+    /// The threads end.
+    Over,
     /// The relay ends now.
     Ending,
     /// The listener was removed, and its sessions have had their time.
     Cut,
-    /// The thread ends.
-    Over,
+}
+
+/// Threads that begin and end together.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    phase: AtomicU8,
+    /// How many its threads have.
+    sessions: AtomicUsize,
 }
 
 #[derive(Debug)]
 pub(crate) struct Control {
-    phase: AtomicU8,
+    group: Arc<Group>,
     wake: OwnedFd,
     pub(crate) inbox: Inbox,
     /// A session may be cut, or the terms have changed.
     is_told: AtomicBool,
+    /// How many sessions the thread has.
+    sessions: AtomicUsize,
+    /// How many it is to displace, if there are still more than the listener may have.
+    to_displace: AtomicUsize,
+    /// It is to displace one, since no descriptor is free.
+    is_descriptor_wanted: AtomicBool,
+    /// Clients that may have more sessions than they may.
+    crowded: Mutex<Vec<Prefix>>,
 }
 
+/// Counts a session of a thread until it is dropped.
+pub(crate) struct Entered(Arc<Control>);
+
+/// Keeps the threads of a group that is leaving.
+pub(crate) struct Hold(Arc<Control>);
+
 impl Control {
-    pub(crate) fn new() -> Result<Arc<Self>> {
+    pub(crate) fn new(group: &Arc<Group>) -> Result<Arc<Self>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .context("cannot create an eventfd")?;
         Ok(Arc::new(Self {
-            phase: AtomicU8::new(Phase::Running as u8),
+            group: Arc::clone(group),
             wake,
             inbox: Inbox::default(),
             is_told: AtomicBool::new(false),
+            sessions: AtomicUsize::new(0),
+            to_displace: AtomicUsize::new(0),
+            is_descriptor_wanted: AtomicBool::new(false),
+            crowded: Mutex::default(),
         }))
     }
 
@@ -62,39 +97,90 @@ impl Control {
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        match self.phase.load(Ordering::Acquire) {
-            0 => Phase::Running,
-            1 => Phase::Leaving,
-            2 => Phase::Draining,
-            3 => Phase::Ending,
-            4 => Phase::Cut,
-            _ => Phase::Over,
-        }
+        self.group.phase()
     }
 
     /// Goes on to a later phase.
     pub(crate) fn go_to(&self, phase: Phase) {
-        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+        self.group.phase.fetch_max(phase as u8, Ordering::SeqCst);
         self.notify();
     }
 
-    /// The thread of a listener that is leaving takes clients again. Returns whether it is still there.
+    /// The threads of a group that is leaving take clients again. Returns whether they are still there.
     pub(crate) fn resume(&self) -> bool {
-        let (leaving, running) = (Phase::Leaving as u8, Phase::Running as u8);
-        let resumed =
-            self.phase
-                .compare_exchange(leaving, running, Ordering::AcqRel, Ordering::Acquire);
+        let group = &self.group;
+        let resumed = group.change(Phase::Leaving, Phase::Running)
+            || group.change(Phase::Held, Phase::Running);
         self.notify();
-        resumed.is_ok() || self.phase() == Phase::Running
+        resumed || self.phase() == Phase::Running
     }
 
-    /// The thread ends, unless the phase is not `seen` any more. Returns whether it does.
+    /// Keeps the threads of a group that is leaving, until that is dropped. `None` if they end.
+    pub(crate) fn hold(self: &Arc<Self>) -> Option<Hold> {
+        let is_held = self.group.change(Phase::Leaving, Phase::Held) || self.phase() == Phase::Held;
+        is_held.then(|| Hold(Arc::clone(self)))
+    }
+
+    /// The threads end, unless one has a session or the phase is not `seen` any more. Returns whether they do; the others
+    /// are to be told.
     pub(crate) fn is_over(&self, seen: Phase) -> bool {
-        let over = Phase::Over as u8;
-        let ended =
-            self.phase
-                .compare_exchange(seen as u8, over, Ordering::AcqRel, Ordering::Acquire);
-        ended.is_ok()
+        self.group.sessions.load(Ordering::SeqCst) == 0 && self.group.change(seen, Phase::Over)
+    }
+
+    /// Counts a session that is about to begin. Returns the phase in which none begins any more.
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Entered, Phase> {
+        // Before it looks at the phase, so that no thread of the group ends in between.
+        self.group.sessions.fetch_add(1, Ordering::SeqCst);
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        let entered = Entered(Arc::clone(self));
+        match self.phase() {
+            Phase::Running => Ok(entered),
+            phase => Err(phase),
+        }
+    }
+
+    /// How many sessions the thread has.
+    pub(crate) fn sessions(&self) -> usize {
+        self.sessions.load(Ordering::Relaxed)
+    }
+
+    /// The thread is to displace a session, if the listener has more than it may.
+    pub(crate) fn ask_to_displace(&self) {
+        self.to_displace.fetch_add(1, Ordering::AcqRel);
+        self.notify();
+    }
+
+    /// How often [`ask_to_displace`](Self::ask_to_displace) was called since the last time.
+    pub(crate) fn take_to_displace(&self) -> usize {
+        self.to_displace.swap(0, Ordering::AcqRel)
+    }
+
+    /// The thread is to displace a session, so that a descriptor is free.
+    pub(crate) fn ask_for_descriptor(&self) {
+        if !self.is_descriptor_wanted.swap(true, Ordering::AcqRel) {
+            self.notify();
+        }
+    }
+
+    /// Whether [`ask_for_descriptor`](Self::ask_for_descriptor) was called since the last time.
+    pub(crate) fn take_descriptor_wanted(&self) -> bool {
+        self.is_descriptor_wanted.swap(false, Ordering::AcqRel)
+    }
+
+    /// The thread is to displace sessions of `client`, if that has more than it may.
+    pub(crate) fn tell_crowded(&self, client: Prefix) {
+        let mut crowded = self.crowded.lock().unwrap_or_else(PoisonError::into_inner);
+        if !crowded.contains(&client) {
+            crowded.push(client);
+            drop(crowded);
+            self.notify();
+        }
+    }
+
+    /// The clients that [`tell_crowded`](Self::tell_crowded) was called with since the last time.
+    pub(crate) fn take_crowded(&self) -> Vec<Prefix> {
+        let mut crowded = self.crowded.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *crowded)
     }
 
     /// The thread is to look at its terms and at what has become of its sessions.
@@ -118,6 +204,43 @@ impl Control {
     /// The thread looks at what it was told, and is woken again by what comes from now on.
     pub(crate) fn look(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+    }
+}
+
+impl Group {
+    fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::SeqCst) {
+            0 => Phase::Running,
+            1 => Phase::Held,
+            2 => Phase::Leaving,
+            3 => Phase::Draining,
+            4 => Phase::Over,
+            5 => Phase::Ending,
+            _ => Phase::Cut,
+        }
+    }
+
+    /// Changes from one phase to another. Returns whether it was that one.
+    fn change(&self, from: Phase, to: Phase) -> bool {
+        let (from, to) = (from as u8, to as u8);
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        let changed = self.phase.compare_exchange(from, to, success, failure);
+        changed.is_ok()
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.sessions.fetch_sub(1, Ordering::Relaxed);
+        self.0.group.sessions.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Unless they were resumed.
+        self.0.group.change(Phase::Held, Phase::Leaving);
+        self.0.notify();
     }
 }
 

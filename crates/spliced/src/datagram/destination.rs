@@ -62,10 +62,9 @@ pub(crate) struct Place {
 #[derive(Debug, Default)]
 pub(crate) struct Nowhere {
     pub(crate) why: String,
-    /// What the last server that was tried has answered.
+    /// Of the address that was tried last.
     pub(crate) errno: Option<Errno>,
-    /// This host has no descriptor or port left, for example.
-    pub(crate) is_shortage: bool,
+    fault: Option<Fault>,
 }
 
 impl<T: Into<String>> From<T> for Nowhere {
@@ -81,9 +80,20 @@ impl Nowhere {
     fn at(target: &SocketAddress, errno: Errno, fault: Fault) -> Self {
         Self {
             why: why_unreachable(target, errno),
-            errno: matches!(fault, Fault::Server | Fault::Reset).then_some(errno),
-            is_shortage: fault == Fault::Shortage,
+            errno: Some(errno),
+            fault: Some(fault),
         }
+    }
+
+    /// What the server has answered that was tried last, if it has.
+    pub(crate) fn refusal(&self) -> Option<Errno> {
+        let is_refused = matches!(self.fault, Some(Fault::Server | Fault::Reset));
+        self.errno.filter(|_| is_refused)
+    }
+
+    /// This host has no descriptor or port left, for example.
+    pub(crate) fn is_shortage(&self) -> bool {
+        self.fault == Some(Fault::Shortage)
     }
 }
 
@@ -302,7 +312,9 @@ fn connect(
 }
 
 fn why_unreachable(target: &SocketAddress, errno: Errno) -> String {
-    let reason = limit_met(errno).unwrap_or_else(|| words(errno));
+    let lacks_interface = || target.lacks_interface().filter(|_| errno == Errno::INVAL);
+    let known = limit_met(errno).or_else(lacks_interface);
+    let reason = known.unwrap_or_else(|| words(errno));
     format!("{target} cannot be reached: {reason}")
 }
 

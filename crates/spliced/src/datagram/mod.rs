@@ -43,6 +43,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
+pub(crate) use self::control::{Group, Hold};
 use self::destination::OneTarget;
 pub(crate) use self::destination::{Destination, Route, Routes};
 pub(crate) use self::listeners::Listeners;
@@ -114,10 +115,11 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     let process = Process::new();
     let service = DatagramService::new(&process, terms, addresses);
     let mut workers = Vec::new();
+    let group = Arc::default();
     for socket in sockets {
         let sender = sender.clone();
         let ended = move |result| drop(sender.send(Event::WorkerEnded(result)));
-        workers.push(Worker::start(socket, Arc::clone(&service), ended)?);
+        workers.push(Worker::start(socket, Arc::clone(&service), &group, ended)?);
     }
     for address in service.shown_addresses() {
         tracing::info!("listening on {address}, relaying to {}", plan.target);

@@ -18,6 +18,8 @@ pub(crate) enum Outcome {
     Displaced,
     /// By another session of its client, at that limit.
     DisplacedByOwn,
+    /// By a reload that has lowered a limit.
+    BeyondLimit,
     Killed,
     /// No datagram came for a moment, and the relay ends.
     QuietAtEnd,
@@ -38,7 +40,7 @@ impl Outcome {
             Self::Answered => Ending::Answered,
             Self::TargetFailed(_) => Ending::TargetFailed,
             Self::ClientFailed(_) => Ending::ClientFailed,
-            Self::Displaced | Self::DisplacedByOwn => Ending::Displaced,
+            Self::Displaced | Self::DisplacedByOwn | Self::BeyondLimit => Ending::Displaced,
             Self::Killed => Ending::Killed,
             Self::QuietAtEnd | Self::Quiet => Ending::Quiet,
             Self::CutShort => Ending::CutShort,
@@ -60,6 +62,7 @@ impl fmt::Display for Outcome {
             }
             Self::Displaced => f.write_str("displaced by a new client"),
             Self::DisplacedByOwn => f.write_str("displaced by a new session of its client"),
+            Self::BeyondLimit => f.write_str("displaced by a lower limit"),
             Self::Killed => f.write_str(KILLED),
             Self::QuietAtEnd => f.write_str("quiet, and the relay ends"),
             Self::Quiet => f.write_str("quiet, and its listener takes no more clients"),

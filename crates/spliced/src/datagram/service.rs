@@ -1,8 +1,11 @@
 //! What the threads of a listener have in common.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
+use splice_route::Prefix;
+
+use super::control::Control;
 use super::counters::Counters;
 use super::destination::Destination;
 use super::plan::shown;
@@ -27,7 +30,11 @@ pub(crate) struct DatagramService {
     /// Sessions so far.
     pub(crate) made: AtomicU64,
     total: Mutex<Counters>,
+    threads: Mutex<Vec<Weak<Control>>>,
+    /// Whoever has it may end sessions that are beyond a bound.
+    displacing: Mutex<()>,
     pub(crate) full: RateLimitedWarning,
+    pub(crate) short: RateLimitedWarning,
     pub(crate) dropped: RateLimitedWarning,
     pub(crate) too_big: RateLimitedWarning,
     pub(crate) clients: Arc<ClientLimit>,
@@ -57,8 +64,13 @@ impl DatagramService {
             resting: AtomicUsize::new(0),
             made: AtomicU64::new(0),
             total: Mutex::default(),
+            threads: Mutex::default(),
+            displacing: Mutex::default(),
             full: RateLimitedWarning::of(
                 "clients that displaced others, since as many sessions were open as may be",
+            ),
+            short: RateLimitedWarning::of(
+                "clients that displaced others, since no descriptor was free",
             ),
             dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
             too_big: RateLimitedWarning::of("datagrams that were too big for their path"),
@@ -102,6 +114,45 @@ impl DatagramService {
         self.process.next_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Adds a thread, which is told of what others want.
+    pub(crate) fn add_thread(&self, control: &Arc<Control>) {
+        let mut threads = self.lock_threads();
+        threads.retain(|thread| thread.strong_count() > 0);
+        threads.push(Arc::downgrade(control));
+    }
+
+    /// The threads that there are.
+    pub(crate) fn threads(&self) -> Vec<Arc<Control>> {
+        let threads = self.lock_threads();
+        threads.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// As long as that lives, no other thread ends sessions since there are too many: none ends more than are too many.
+    pub(crate) fn displacing(&self) -> MutexGuard<'_, ()> {
+        self.displacing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread beside `own` that has the most sessions, if one has some.
+    pub(crate) fn fullest_beside(&self, own: &Arc<Control>) -> Option<Arc<Control>> {
+        let others = self.threads().into_iter();
+        let others = others.filter(|other| !Arc::ptr_eq(other, own) && other.sessions() > 0);
+        others.max_by_key(|other| other.sessions())
+    }
+
+    /// Has all threads beside `own` look whether they have sessions of `client`, which has too many.
+    pub(crate) fn tell_crowded(&self, own: &Arc<Control>, client: Prefix) {
+        let others = self.threads().into_iter();
+        let others = others.filter(|other| !Arc::ptr_eq(other, own) && other.sessions() > 0);
+        others.for_each(|other| other.tell_crowded(client));
+    }
+
+    fn lock_threads(&self) -> MutexGuard<'_, Vec<Weak<Control>>> {
+        // A panic cannot leave a list of threads half changed.
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What a thread has moved, at its end.
     pub(crate) fn add(&self, counters: &Counters) {
         self.total
@@ -113,8 +164,12 @@ impl DatagramService {
     /// Logs what all threads have moved.
     pub(crate) fn log_total(&self) {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = match &self.terms().name {
+            Some(name) => format!("listener {name}: "),
+            None => String::new(),
+        };
         tracing::info!(
-            "{} sessions, {} of them displaced; to the target {}; to the clients {}",
+            "{name}{} sessions, {} of them displaced; to the target {}; to the clients {}",
             total.sessions,
             total.displaced,
             total.to_target,

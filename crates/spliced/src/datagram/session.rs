@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::control::Entered;
 use super::counters::Flow;
 use super::held::Held;
 use super::outcome::Outcome;
@@ -50,10 +51,12 @@ pub(crate) struct Session {
     /// Of the longest datagram to the target, in bytes.
     pub(crate) longest: usize,
     /// Counts it as a session of its client.
-    pub(crate) _permit: Option<ClientPermit>,
+    pub(crate) permit: Option<ClientPermit>,
     pub(crate) began: Instant,
     pub(crate) used: Instant,
     pub(crate) _counted: ConnectionPermit,
+    /// Counts it as a session of its thread.
+    pub(crate) _entered: Entered,
 }
 
 impl Session {

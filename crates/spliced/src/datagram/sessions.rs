@@ -68,10 +68,6 @@ impl Placed<OF_CLIENT> for Slot {
 }
 
 impl Sessions {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -173,6 +169,13 @@ impl Sessions {
         self.last = Some(number);
     }
 
+    /// Calls `act` with each.
+    pub(crate) fn each(&mut self, mut act: impl FnMut(&mut Session)) {
+        for (_, slot) in &mut self.slots {
+            act(&mut slot.session);
+        }
+    }
+
     /// Calls `act` with those that were used at `since` or later.
     pub(crate) fn each_used_since(&mut self, since: Instant, act: impl Fn(&mut Session)) {
         for (_, slot) in &mut self.slots {
@@ -215,6 +218,31 @@ impl Sessions {
         // Those that are not assured have no more than their share.
         let oldest = self.queues.iter().filter_map(|queue| queue.oldest);
         oldest.min_by_key(|number| self.slots[*number].session.used)
+    }
+
+    /// Sorts the sessions anew by their clients, where `client_of` has the addresses that count as one client.
+    pub(crate) fn regroup(&mut self, client_of: impl Fn(&Sender) -> Option<Prefix>) {
+        self.of_clients.clear();
+        self.clients.clear();
+        let mut numbers: Vec<_> = self.slots.iter().map(|(number, _)| number).collect();
+        numbers.sort_by_key(|number| self.slots[*number].session.used);
+        for number in numbers {
+            let slot = &mut self.slots[number];
+            slot.of_client = Place::default();
+            slot.client = None;
+            if let Some(prefix) = client_of(&slot.session.client) {
+                let clients = &mut self.clients;
+                let list = self.of_clients.entry(prefix);
+                let list = *list.or_insert_with(|| clients.insert(Queue::default()));
+                slot.client = Some((prefix, list));
+                self.clients[list].append::<OF_CLIENT, _>(&mut self.slots, number);
+            }
+        }
+    }
+
+    /// The clients whose sessions are limited.
+    pub(crate) fn limited_clients(&self) -> Vec<Prefix> {
+        self.of_clients.keys().copied().collect()
     }
 
     /// The session of a client that was used longest ago.

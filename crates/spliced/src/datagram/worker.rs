@@ -1,5 +1,7 @@
 //! A thread of the relay: its listeners and the sessions of the clients that the kernel gives to them.
 
+mod opening;
+mod other_terms;
 mod passing;
 mod resting;
 mod room;
@@ -19,19 +21,17 @@ use rustix::io::Errno;
 
 use self::resting::Resting;
 use super::batch::Batch;
-use super::control::{Control, Phase};
-use super::counters::{Counters, Flow};
-use super::destination::{Nowhere, Place};
+use super::control::{Control, Group, Hold, Phase};
+use super::counters::Counters;
 use super::held::Held;
 use super::icmp::Notices;
-use super::outcome::{Outcome, words};
-use super::sender::Sender;
+use super::outcome::Outcome;
 use super::service::{DatagramService, ServiceTerms};
 use super::session::{Session, Standing};
 use super::sessions::Sessions;
 use super::socket::{DatagramSocket, Host};
-use crate::backend::Tried;
 use crate::sessions::{Asked, Survey};
+use crate::tally::Ending;
 
 /// While the relay drains, a session without a datagram for this time has ended: longer than any answer
 /// takes that a client still waits for on most networks.
@@ -55,13 +55,15 @@ const WAKE: u64 = u64::MAX;
 const FIRST_LISTENER: u64 = 1 << 32;
 
 impl Worker {
-    /// Starts the thread, which calls `ended` at its end.
+    /// Starts the thread, one of `group`, which calls `ended` at its end.
     pub(crate) fn start(
         listeners: Vec<DatagramSocket>,
         service: Arc<DatagramService>,
+        group: &Arc<Group>,
         ended: impl FnOnce(Result<()>) + Send + 'static,
     ) -> Result<Self> {
-        let control = Control::new()?;
+        let control = Control::new(group)?;
+        service.add_thread(&control);
         let relaying = Relaying::new(listeners, service, Arc::clone(&control))?;
         let thread = thread::Builder::new()
             .name("datagrams".into())
@@ -70,7 +72,7 @@ impl Worker {
         Ok(Self { control, thread })
     }
 
-    /// Takes no more clients, and ends once every session is quiet.
+    /// Takes no more clients, and ends once every session of its group is quiet.
     pub(crate) fn drain(&self) {
         self.control.go_to(Phase::Draining);
     }
@@ -83,6 +85,11 @@ impl Worker {
     /// Takes clients again after [`leave`](Self::leave). Returns false if it has ended.
     pub(crate) fn resume(&self) -> bool {
         self.control.resume()
+    }
+
+    /// After [`leave`](Self::leave) keeps it from ending until that is dropped; `None` if it ends.
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        self.control.hold()
     }
 
     /// Ends every session, since the relay ends.
@@ -98,6 +105,11 @@ impl Worker {
     /// The terms have changed.
     pub(crate) fn tell(&self) {
         self.control.tell();
+    }
+
+    /// Whether it ends without having sessions to wait for.
+    pub(crate) fn ends(&self) -> bool {
+        self.control.phase() >= Phase::Over
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -183,15 +195,19 @@ impl Relaying {
         let mut events = Vec::with_capacity(EVENTS);
         let result = loop {
             match self.phase {
-                Phase::Ending | Phase::Cut => break Ok(()),
-                Phase::Draining | Phase::Leaving if self.sessions.is_empty() => {
+                Phase::Over | Phase::Ending | Phase::Cut => break Ok(()),
+                Phase::Draining | Phase::Leaving => {
                     if self.control.is_over(self.phase) {
+                        // They wait for it.
+                        self.service.threads().iter().for_each(|it| it.notify());
                         break Ok(());
                     }
-                    self.phase = self.control.phase();
-                    continue;
+                    let phase = self.control.phase();
+                    if std::mem::replace(&mut self.phase, phase) != phase {
+                        continue;
+                    }
                 }
-                _ => {}
+                Phase::Running | Phase::Held => {}
             }
             events.clear();
             let timeout = match self.asked.is_empty() {
@@ -242,9 +258,10 @@ impl Relaying {
         self.phase = self.control.phase();
         self.asked.take(&self.control.inbox);
         if self.control.take_told() {
-            self.terms = self.service.terms();
+            self.take_terms();
             self.end_those_that_are_cut();
         }
+        self.displace_for_others();
     }
 
     /// Ends the sessions whose servers are to have none any more.
@@ -310,7 +327,7 @@ impl Relaying {
             let outcome = match (self.phase, standing) {
                 (Phase::Running, Standing::Finished) => Outcome::Answered,
                 (Phase::Running, _) => Outcome::Idle,
-                (Phase::Leaving, _) => Outcome::Quiet,
+                (Phase::Leaving | Phase::Held, _) => Outcome::Quiet,
                 _ => Outcome::QuietAtEnd,
             };
             self.end(number, outcome);
@@ -337,79 +354,14 @@ impl Relaying {
         let Some(mut session) = self.sessions.remove(number) else {
             return;
         };
+        if outcome.ending() == Ending::Displaced {
+            self.counters.displaced += 1;
+        }
         self.counters.to_target.add(&session.to_target);
         self.counters.to_client.add(&session.to_client);
         tracing::debug!("session {} ended: {outcome}", session.id);
         session.ended(&self.service.addresses()[session.listener], outcome);
         self.rest(session);
-    }
-
-    /// Opens a session for a client, at none of the servers `tried` if there is another one. Returns why there is
-    /// none.
-    fn open(
-        &mut self,
-        listener: usize,
-        client: &Sender,
-        tried: &Tried,
-        now: Instant,
-    ) -> Result<usize, Nowhere> {
-        // The thread may not have been woken yet.
-        match self.control.phase() {
-            Phase::Running => {}
-            Phase::Leaving | Phase::Cut => return Err("the listener takes no more clients".into()),
-            Phase::Draining | Phase::Ending | Phase::Over => {
-                return Err("the relay is ending".into());
-            }
-        }
-        let permit = self.permit(client, now)?;
-        self.make_room()?;
-        let place = self.place(client, tried)?;
-        let number = self.sessions.next_number();
-        let token = EventData::new_u64(number as u64);
-        epoll::add(&self.epoll, place.socket.fd(), token, EventFlags::IN)
-            .map_err(|errno| format!("a session cannot be watched: {}", words(errno)))?;
-        self.counters.sessions += 1;
-        let session = Session {
-            id: self.service.next_id(),
-            client: client.clone(),
-            answers_from: client.own().and_then(|own| self.host.answers_from(own)),
-            listener,
-            target_takes_trains: place.socket.is_udp(),
-            client_takes_trains: self.listeners[listener].is_udp(),
-            socket: place.socket,
-            target: place.target,
-            held: place.held,
-            terms: Arc::clone(&self.terms),
-            to_target: Flow::default(),
-            to_client: Flow::default(),
-            is_assured: false,
-            longest: 0,
-            _permit: permit,
-            began: now,
-            used: now,
-            _counted: self.service.sessions.acquire_beyond_limit(),
-        };
-        session.began(&self.service.addresses()[listener]);
-        Ok(self.sessions.insert(session, self.client_of(client)))
-    }
-
-    /// A place at none of the servers `tried`, if there is another one.
-    fn place(&mut self, client: &Sender, tried: &Tried) -> Result<Place, Nowhere> {
-        let mut may_be_tried = tried.is_empty();
-        loop {
-            let mut tried = match may_be_tried {
-                true => Tried::default(),
-                false => tried.clone(),
-            };
-            let destination = &self.terms.destination;
-            let place = destination.place(client, &mut tried, &self.terms.sessions, &self.closer);
-            match place {
-                // It may be the only one.
-                Err(_) if !may_be_tried => may_be_tried = true,
-                Err(nowhere) if nowhere.is_shortage && self.resting.close_oldest() => {}
-                place => return place,
-            }
-        }
     }
 
     fn warn_dropped(&self, why: &str) {

@@ -1,21 +1,24 @@
 //! The listeners of datagrams, whose threads are their own.
 
+mod listening;
+
 use std::collections::BTreeMap;
 use std::iter;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
-use serde_json::{Value, json};
+use serde_json::Value;
 use splice::{Address, SocketName};
 
+use super::conflict::{Held, explain};
 use super::drain::Drain;
 use super::terms::PlannedBackends;
 use crate::access_log::AccessLog;
 use crate::access_log_args::LogPlace;
 use crate::datagram::{
-    DatagramService, Destination, Listeners, Route, Routes, ServiceTerms, Worker, threads_of,
+    DatagramService, Destination, Group, Hold, Listeners, Route, Routes, ServiceTerms, Worker,
+    threads_of,
 };
 use crate::listener::SocketFile;
 use crate::plan::{Action, DatagramListenerPlan, OnRemove, Plan};
@@ -48,6 +51,14 @@ pub(super) struct Prepared {
     terms: Vec<(Arc<DatagramListenerPlan>, ServiceTerms)>,
     /// New ones.
     bound: BTreeMap<String, Listeners>,
+    /// Former ones that come back with their sessions.
+    returning: BTreeMap<String, Returning>,
+}
+
+/// A former listener whose threads stay until this is dropped.
+struct Returning {
+    service: Arc<DatagramService>,
+    _holds: Vec<Hold>,
 }
 
 /// What a listener is known by from one plan to the next, as that of streams.
@@ -58,6 +69,11 @@ fn key(plan: &DatagramListenerPlan) -> String {
     }
 }
 
+/// Whether it has a socket in the file system.
+fn has_file(plan: &DatagramListenerPlan) -> bool {
+    matches!(plan.listen, SocketName::UnixDatagram(Address::UnixPath(_)))
+}
+
 impl Prepared {
     /// The terms of each listener, and the addresses that it is bound to, or about to be.
     pub(super) fn listening<'a>(
@@ -66,9 +82,11 @@ impl Prepared {
     ) -> impl Iterator<Item = (&'a ServiceTerms, &'a [SocketAddress])> {
         self.terms.iter().map(|(plan, terms)| {
             let key = key(plan);
-            let addresses = match (self.bound.get(&key), now.listening.get(&key)) {
+            let service = now.listening.get(&key).map(|listening| &listening.service);
+            let returning = self.returning.get(&key).map(|former| &former.service);
+            let addresses = match (self.bound.get(&key), service.or(returning)) {
                 (Some(listeners), _) => &listeners.addresses[..],
-                (None, Some(listening)) => listening.service.addresses(),
+                (None, Some(service)) => service.addresses(),
                 (None, None) => &[],
             };
             (terms, addresses)
@@ -91,24 +109,30 @@ impl Datagrams {
         }
     }
 
-    /// Binds what is new in `plan`.
+    /// Binds what is new in `plan`, and keeps former listeners that come back from ending.
     ///
     /// # Errors
-    /// If an address cannot be bound.
+    /// If an address cannot be bound. Then everything is as it was.
     pub(super) fn prepare(
         &mut self,
         plan: &Plan,
         backends: &PlannedBackends,
         access_logs: &BTreeMap<LogPlace, AccessLog>,
     ) -> Result<Prepared> {
-        let mut bound = BTreeMap::new();
+        let (mut bound, mut returning) = (BTreeMap::new(), BTreeMap::new());
         for listener in &plan.datagram_listeners {
             let key = key(listener);
             if self.listening.contains_key(&key) {
                 continue;
             }
-            self.free(&key);
-            bound.insert(key, self.bind(listener)?);
+            if let Some(former) = self.hold(listener, &key) {
+                returning.insert(key, former);
+                continue;
+            }
+            self.forget_over();
+            let listeners = self.bind(listener);
+            let listeners = listeners.map_err(|error| explain(error, self.held(plan)))?;
+            bound.insert(key, listeners);
         }
         let terms = plan.datagram_listeners.iter();
         let terms = terms.map(|plan| {
@@ -118,6 +142,23 @@ impl Datagrams {
         Ok(Prepared {
             terms: terms.collect(),
             bound,
+            returning,
+        })
+    }
+
+    /// The addresses that listeners have which are to go, or that were removed and still have sessions.
+    fn held<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = Held<'a>> {
+        let stays = |key: &String| {
+            let mut listeners = plan.datagram_listeners.iter();
+            listeners.any(|listener| self::key(listener) == *key)
+        };
+        let going = self.listening.iter().filter(move |(key, _)| !stays(key));
+        let going = going.map(|(_, listening)| (listening, false));
+        let former = self.former.iter().map(|(_, former)| (former, true));
+        going.chain(former).map(|(listening, is_former)| Held {
+            name: listening.plan.name.clone(),
+            addresses: listening.service.addresses(),
+            is_former,
         })
     }
 
@@ -126,12 +167,30 @@ impl Datagrams {
         Listeners::bind(listen, &plan.terms, threads_of(listen, || self.threads))
     }
 
-    /// A listener that was removed and comes back takes its addresses from the sessions that it still has.
-    fn free(&mut self, key: &str) {
-        let is_it = |(_, former): &mut (Option<Instant>, Listening)| self::key(&former.plan) == key;
-        for (_, former) in self.former.extract_if(.., is_it) {
-            former.workers.iter().for_each(Worker::cut);
-            former.workers.into_iter().for_each(Worker::join);
+    /// The former listener that comes back as this one, if it has its sockets still. A socket file was removed with its
+    /// listener.
+    fn hold(&self, plan: &DatagramListenerPlan, key: &str) -> Option<Returning> {
+        if has_file(plan) {
+            return None;
+        }
+        let former = self.former.iter().map(|(_, former)| former);
+        let mut former = former.filter(|former| self::key(&former.plan) == key);
+        former.find_map(|former| {
+            let holds: Option<Vec<_>> = former.workers.iter().map(Worker::hold).collect();
+            Some(Returning {
+                service: Arc::clone(&former.service),
+                _holds: holds.filter(|holds| !holds.is_empty())?,
+            })
+        })
+    }
+
+    /// Waits until the threads have ended of former listeners without sessions, which may still have their addresses.
+    fn forget_over(&mut self) {
+        let ends = |(_, former): &mut (Option<Instant>, Listening)| {
+            former.workers.iter().all(Worker::ends)
+        };
+        for (_, former) in self.former.extract_if(.., ends) {
+            former.end();
         }
     }
 
@@ -172,7 +231,11 @@ impl Datagrams {
 
     /// Makes what was prepared the state of things.
     pub(super) fn commit(&mut self, prepared: Prepared) {
-        let Prepared { terms, mut bound } = prepared;
+        let Prepared {
+            terms,
+            mut bound,
+            returning,
+        } = prepared;
         let keys: Vec<_> = terms.iter().map(|(plan, _)| key(plan)).collect();
         self.remove(&keys);
         for (key, (plan, terms)) in iter::zip(keys, terms) {
@@ -188,17 +251,41 @@ impl Datagrams {
                 };
                 self.listen(&mut listening, listeners);
                 self.listening.insert(key, listening);
+            } else if let Some(former) = returning.get(&key) {
+                self.take_back(&former.service, key, plan, terms);
             } else if let Some(listening) = self.listening.get_mut(&key) {
-                listening.plan = plan;
-                listening.service.set_terms(terms);
-                listening.workers.iter().for_each(Worker::tell);
+                listening.set_terms(plan, terms);
             }
         }
+    }
+
+    /// A former listener is one again, with its sessions.
+    fn take_back(
+        &mut self,
+        service: &Arc<DatagramService>,
+        key: String,
+        plan: Arc<DatagramListenerPlan>,
+        terms: ServiceTerms,
+    ) {
+        let is_it =
+            |(_, former): &(Option<Instant>, Listening)| Arc::ptr_eq(&former.service, service);
+        let Some(place) = self.former.iter().position(is_it) else {
+            return;
+        };
+        let (_, mut listening) = self.former.swap_remove(place);
+        listening.set_terms(plan, terms);
+        listening.workers.iter().for_each(|worker| {
+            worker.resume();
+        });
+        listening.drain.end();
+        listening.tell_listening();
+        self.listening.insert(key, listening);
     }
 
     /// Starts the threads of a listener. One that cannot be started ends the process.
     fn listen(&self, listening: &mut Listening, listeners: Listeners) {
         listening.socket_file = listeners.socket_file;
+        let group: Arc<Group> = Arc::default();
         for sockets in listeners.sockets {
             let on_failure = Arc::clone(&self.on_failure);
             let ended = move |result: Result<()>| {
@@ -206,28 +293,12 @@ impl Datagrams {
                     on_failure(error);
                 }
             };
-            match Worker::start(sockets, Arc::clone(&listening.service), ended) {
+            match Worker::start(sockets, Arc::clone(&listening.service), &group, ended) {
                 Ok(worker) => listening.workers.push(worker),
                 Err(error) => (self.on_failure)(error),
             }
         }
-        let plan = &listening.plan;
-        let name = match plan.name == plan.listen.to_string() {
-            true => String::new(),
-            false => format!("{}: ", plan.name),
-        };
-        let what = match &plan.routes[..] {
-            [only] => match &only.action {
-                Action::Backend { name, .. } if only.conditions.clients.is_none() => {
-                    format!("relaying to {name}")
-                }
-                _ => "1 route".into(),
-            },
-            routes => format!("{} routes", routes.len()),
-        };
-        for address in listening.service.shown_addresses() {
-            tracing::info!("{name}listening on {address}, {what}");
-        }
+        listening.tell_listening();
     }
 
     fn remove(&mut self, kept: &[String]) {
@@ -255,7 +326,7 @@ impl Datagrams {
             former.workers.iter().all(Worker::is_over)
         };
         for (_, former) in self.former.extract_if(.., is_over) {
-            former.workers.into_iter().for_each(Worker::join);
+            former.end();
         }
         for (at, former) in &mut self.former {
             if at.is_some_and(|at| at <= now) {
@@ -276,11 +347,20 @@ impl Datagrams {
         }
     }
 
-    /// The threads, which still have sessions.
-    pub(super) fn into_workers(self) -> Vec<Worker> {
+    /// Of each listener the threads, which may still have sessions, and what they have in common.
+    pub(super) fn into_threads(self) -> Vec<(Arc<DatagramService>, Vec<Worker>)> {
         let former = self.former.into_iter().map(|(_, former)| former);
         let all = self.listening.into_values().chain(former);
-        all.flat_map(|listening| listening.workers).collect()
+        all.map(|listening| (listening.service, listening.workers))
+            .collect()
+    }
+
+    /// How many sessions there are.
+    pub(super) fn sessions(&self) -> usize {
+        let former = self.former.iter().map(|(_, former)| former);
+        let all = self.listening.values().chain(former);
+        all.map(|listening| listening.service.sessions.count())
+            .sum()
     }
 
     /// Puts a question to every thread.
@@ -332,23 +412,22 @@ impl Datagrams {
     }
 
     fn listen_again(&self, listening: &mut Listening) -> Result<()> {
-        let is_unix = matches!(listening.plan.listen, SocketName::UnixDatagram(_));
-        // The file of a UNIX socket is gone.
-        let resumed = !is_unix && listening.workers.iter().all(Worker::resume);
-        if resumed && !listening.workers.is_empty() {
-            return Ok(());
+        // With its file gone, nobody reaches a socket any more. Its sessions go on beside the new one.
+        if !has_file(&listening.plan) {
+            let resumed = listening.workers.iter().all(Worker::resume);
+            if resumed && !listening.workers.is_empty() {
+                return Ok(());
+            }
+            // None has a session any more.
+            listening.workers.drain(..).for_each(Worker::join);
         }
-        listening.workers.iter().for_each(Worker::cut);
-        listening.workers.drain(..).for_each(Worker::join);
         // Those that it had, also if port 0 was asked for.
         let addresses = listening.service.addresses().to_vec();
         let listen = &listening.plan.listen;
-        let listeners = Listeners::at(
-            listen,
-            addresses,
-            &listening.plan.terms,
-            threads_of(listen, || self.threads),
-        )?;
+        let terms = listening.service.terms();
+        let threads = threads_of(listen, || self.threads);
+        let listeners = Listeners::at(listen, addresses, &terms.sessions, threads)?;
+        listening.workers.retain(|worker| !worker.is_over());
         self.listen(listening, listeners);
         Ok(())
     }
@@ -356,45 +435,5 @@ impl Datagrams {
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Listening> {
         let former = self.former.iter_mut().map(|(_, former)| former);
         self.listening.values_mut().chain(former)
-    }
-}
-
-impl Listening {
-    /// What it is, and what has been counted.
-    pub(super) fn told(&self) -> Value {
-        let sessions = self.service.sessions.count();
-        let (state, since) = self.drain.told(sessions);
-        json!({
-            "name": self.plan.name,
-            "addresses": self.service.shown_addresses(),
-            "state": state,
-            "since": humantime::format_rfc3339_millis(since).to_string(),
-            "connections": sessions,
-            "counts": {
-                "accepted": self.service.made.load(Ordering::Relaxed),
-                "joined": self.service.made.load(Ordering::Relaxed),
-            },
-        })
-    }
-
-    /// Takes no new clients until it is undrained. Returns how many sessions go on.
-    pub(super) fn leave(&mut self) -> usize {
-        self.workers.iter().for_each(Worker::leave);
-        self.socket_file = None;
-        self.service.sessions.count()
-    }
-
-    /// Calls `act` whenever it has no session any more.
-    pub(super) fn when_empty(&self, act: impl Fn() + Send + Sync + 'static) {
-        self.service.sessions.when_none(act);
-    }
-
-    fn tell_cut(&self) {
-        let name = &self.plan.name;
-        match self.service.sessions.count() {
-            0 => {}
-            1 => tracing::warn!("ended 1 session: listener {name} was removed"),
-            count => tracing::warn!("ended {count} sessions: listener {name} was removed"),
-        }
     }
 }

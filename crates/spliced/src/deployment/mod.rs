@@ -6,6 +6,8 @@
 
 mod access_logs;
 mod announcement;
+mod circles;
+mod conflict;
 mod datagrams;
 mod drain;
 mod removal;
@@ -17,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result, anyhow};
+use anyhow::{Error, Result};
 use serde_json::Value;
 use splice::{EngineChoice, Forward, Waker};
 use tokio::sync::oneshot;
@@ -25,16 +27,17 @@ use tokio::sync::oneshot;
 use self::access_logs::AccessLogs;
 use self::announcement::announce;
 pub(crate) use self::announcement::log_missing_engines;
+use self::conflict::{Held, explain};
 use self::datagrams::Datagrams;
 use self::drain::Drain;
 use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
 use crate::access_log_args::LogPlace;
 use crate::backend::Backend;
-use crate::datagram;
+use crate::datagram::{self, DatagramService};
 use crate::file_lock::LockWait;
 use crate::forwarding::Forwarding;
-use crate::listener::{InUse, ListeningSockets, change_access};
+use crate::listener::{ListeningSockets, change_access};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
 use crate::refusal;
 use crate::service::{Process, Service, Terms};
@@ -151,7 +154,7 @@ impl Deployment {
             };
             let sockets = self
                 .bind(terms, addresses)
-                .map_err(|error| self.explain_conflict(error, plan))?;
+                .map_err(|error| explain(error, self.held(plan)))?;
             bound.insert(key, sockets);
         }
         for terms in &terms {
@@ -163,6 +166,7 @@ impl Deployment {
                 refusal::of_itself(backend.name(), &targets(backend, &backends), listening)?;
             }
         }
+        self.refuse_circles(plan, &bound, &datagrams, &backends)?;
         self.change_file_access(&terms, last)?;
 
         self.commit(terms, bound, datagrams, backends, access_logs);
@@ -239,31 +243,16 @@ impl Deployment {
         }
     }
 
-    /// Says so if an address is in use by a listener of this process that `plan` has no more.
-    fn explain_conflict(&self, error: Error, plan: &Plan) -> Error {
-        let Some(InUse(address)) = error.downcast_ref() else {
-            return error;
-        };
+    /// The addresses of listeners that `plan` has no more.
+    fn held<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = Held<'a>> {
         let stays = |key: &String| plan.listeners.iter().any(|plan| self::key(plan) == *key);
-        let collides = |own: &SocketAddress| match (own.inet(), address.inet()) {
-            (Some(own), Some(new)) => {
-                let has_all = own.ip().is_unspecified() || new.ip().is_unspecified();
-                own.port() == new.port() && (has_all || own.ip() == new.ip())
-            }
-            _ => own == address,
-        };
-        let going = self.listeners.iter().find(|(key, listening)| {
-            let is_bound = listening.sockets.is_some();
-            !stays(key) && is_bound && listening.addresses.iter().any(collides)
-        });
-        match going {
-            Some((_, listening)) => anyhow!(
-                "cannot listen on {address}: listener {} of this process holds it until this change is \
-                 made; remove that listener in a reload of its own first, or restart",
-                listening.service.terms().plan.name
-            ),
-            None => error,
-        }
+        let going = self.listeners.iter();
+        let going = going.filter(move |(key, one)| !stays(key) && one.sockets.is_some());
+        going.map(|(_, listening)| Held {
+            name: listening.service.terms().plan.name.clone(),
+            addresses: &listening.addresses,
+            is_former: false,
+        })
     }
 
     /// The addresses of listeners that are new, resolved.
@@ -462,6 +451,11 @@ impl Deployment {
         self.workers.len()
     }
 
+    /// How many sessions of datagrams there are.
+    pub(crate) fn datagram_sessions(&self) -> usize {
+        self.datagrams.sessions()
+    }
+
     /// Puts a question about sessions to all who have some.
     pub(crate) fn ask(&self, about: About, answer: oneshot::Sender<Result<Value>>) {
         let survey = self.process.sessions.survey(about, answer);
@@ -472,7 +466,7 @@ impl Deployment {
     pub(crate) fn into_threads(self) -> Threads {
         Threads {
             loops: self.workers,
-            of_datagrams: self.datagrams.into_workers(),
+            of_datagrams: self.datagrams.into_threads(),
             access_logs: self.access_logs.into_all(),
         }
     }
@@ -481,7 +475,7 @@ impl Deployment {
 /// What a deployment leaves to whoever ends it.
 pub(crate) struct Threads {
     pub(crate) loops: Vec<Worker>,
-    pub(crate) of_datagrams: Vec<datagram::Worker>,
+    pub(crate) of_datagrams: Vec<(Arc<DatagramService>, Vec<datagram::Worker>)>,
     pub(crate) access_logs: Vec<AccessLog>,
 }
 

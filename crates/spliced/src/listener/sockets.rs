@@ -306,6 +306,12 @@ pub(crate) fn why_not(errno: Errno, address: &SocketAddress) -> anyhow::Error {
         Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT => NotOfThisHost(address.clone()).into(),
         Errno::NOENT => anyhow!("its directory does not exist; make it or choose another"),
         Errno::NOTDIR => anyhow!("what would be its directory is a file; choose another"),
-        other => anyhow!("{}", std::io::Error::from(other)),
+        other => {
+            let lacks_interface = address.lacks_interface();
+            match lacks_interface.filter(|_| other == Errno::INVAL) {
+                Some(why) => anyhow!(why),
+                None => anyhow!("{}", std::io::Error::from(other)),
+            }
+        }
     }
 }

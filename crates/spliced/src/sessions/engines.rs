@@ -60,6 +60,14 @@ impl Engines {
         }
     }
 
+    /// Adds sessions that are copied, and are not among those that are counted one by one.
+    pub(crate) fn add_copied(&mut self, count: u64) {
+        let place = EngineName::ALL
+            .iter()
+            .position(|it| *it == EngineName::Copy);
+        self.counts[place.unwrap_or(EngineName::ALL.len())] += count;
+    }
+
     /// Adds its fields to an answer.
     pub(crate) fn tell(self, answer: &mut Value) {
         let names = EngineName::ALL.map(EngineName::as_str);

@@ -1,5 +1,10 @@
 //! `spliced run` with listeners of datagrams.
 
+mod bounds;
+mod circles;
+mod coming_back;
+mod telling;
+
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -323,6 +328,25 @@ fn metrics_count_sessions_and_datagrams() {
         reading.sum("spliced_listener_max_connections", &labels[..1]),
         1
     );
+}
+
+#[test]
+fn a_datagram_that_no_route_takes_displaces_nobody() {
+    let [only] = servers();
+    let limits = "max_sessions = 1\nmax_sessions_per_client = 1";
+    let text = configuration(&[&only], limits, "").replace(
+        "[[listener.route]]",
+        "[[listener.route]]\nclient = [\"127.0.0.1\"]",
+    );
+    let proxy = Proxy::run(&format!("threads = 1\n{text}"));
+    let first = client(&proxy);
+    let before = ask(&first, &[&only]);
+    let other = socket("127.0.0.2:0");
+    let address = proxy.address("l");
+    let address = address.strip_prefix("udp:").expect("a UDP socket");
+    other.send_to(b"nowhere", address).expect("it is sent");
+    proxy.relay.wait_logged("no route takes it");
+    assert_eq!(ask(&first, &[&only]), before);
 }
 
 #[test]

@@ -48,6 +48,26 @@ impl DatagramSocket {
         Ok(())
     }
 
+    /// Has what is sent from now on have the headers of other terms than those that the socket was made with.
+    pub(crate) fn follow(&mut self, terms: &DatagramTerms) -> Result<(), Errno> {
+        if !self.is_udp() {
+            return Ok(());
+        }
+        let is_ipv6 = self.family == AddressFamily::INET6;
+        // Those of the host.
+        set_ip_ttl(&self.fd, u32::MAX)?;
+        set_ip_mtu_discover(&self.fd, Ipv4PathMtuDiscovery::WANT)?;
+        setsockopt(&self.fd, Ipv4RecvTtl, &false).map_err(of_nix)?;
+        if is_ipv6 {
+            set_ipv6_unicast_hops(&self.fd, None)?;
+            set_ipv6_mtu_discover(&self.fd, Ipv6PathMtuDiscovery::WANT)?;
+            setsockopt(&self.fd, Ipv6RecvHopLimit, &false).map_err(of_nix)?;
+        }
+        self.ttl.set(None);
+        self.keeps_ttl = terms.ttl == TimeToLive::Keep;
+        self.set_header(terms)
+    }
+
     /// Has the next datagram leave with this time to live, if it has one.
     pub(super) fn use_ttl(&self, ttl: Option<u8>) -> Result<(), Errno> {
         let Some(ttl) = ttl.filter(|_| self.is_udp()) else {

@@ -56,7 +56,7 @@ impl Relaying {
                 Err(nowhere) => {
                     self.lose(&piece);
                     self.warn_dropped(&nowhere.why);
-                    if let Some(errno) = nowhere.errno {
+                    if let Some(errno) = nowhere.refusal() {
                         self.tell_nowhere(listener, sender, errno, &piece, now);
                     }
                     return;

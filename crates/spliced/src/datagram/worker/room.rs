@@ -1,69 +1,74 @@
-//! Room for a new session: within the bounds of its client and of the listener.
+//! Room for a new session: within the bounds of its client, of the listener and of the process.
+//!
+//! A thread displaces its own sessions. If it has none to displace, the session opens beyond the bound, and other threads are
+//! asked: so there are at most as many sessions beyond a bound as there are threads, and only for a moment.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::io::Errno;
 use splice_route::Prefix;
 
 use super::Relaying;
-use crate::client_limit::{ClientPermit, Excess};
+use crate::client_limit::ClientPermit;
+use crate::datagram::destination::Nowhere;
 use crate::datagram::outcome::Outcome;
 use crate::datagram::sender::Sender;
+use crate::plan::ClientLimits;
 
 impl Relaying {
-    /// Counts a session of `client`. If it has as many as it may have, the one that was idle longest ends.
+    /// Counts a session of `client`, also beyond its limit: see [`make_room_of_client`](Self::make_room_of_client).
     pub(super) fn permit(
-        &mut self,
+        &self,
         client: &Sender,
         now: Instant,
     ) -> Result<Option<ClientPermit>, String> {
         let Some(address) = inet(client) else {
             return Ok(None);
         };
-        let mut has_displaced = false;
-        loop {
-            let limits = &self.terms.sessions.per_client;
-            let excess = match self.service.clients.acquire(limits, address, now) {
-                Ok(permit) => return Ok(permit),
-                Err(excess) => excess,
-            };
-            let oldest = match excess {
-                Excess::Connections(_) if !has_displaced => self
-                    .client_of(client)
-                    .and_then(|prefix| self.sessions.oldest_of(&prefix)),
-                _ => None,
-            };
-            let Some(number) = oldest else {
-                return Err(match excess {
-                    Excess::Connections(most) => format!(
-                        "its client has {most} sessions, the limit, and other threads have them"
-                    ),
-                    Excess::NewPerSecond(_) => excess.to_string(),
-                });
-            };
-            has_displaced = true;
-            self.counters.displaced += 1;
-            self.end(number, Outcome::DisplacedByOwn);
-        }
+        let limits = &self.terms.sessions.per_client;
+        let clients = &self.service.clients;
+        let permit = clients.acquire_beyond_limit(limits, address, now);
+        permit.map_err(|excess| excess.to_string())
     }
 
     /// The addresses that count as one client, if its sessions are limited.
     pub(super) fn client_of(&self, client: &Sender) -> Option<Prefix> {
-        let limits = &self.terms.sessions.per_client;
-        limits.max_connections?;
-        let address = inet(client)?;
-        let bits = match address {
-            IpAddr::V4(_) => limits.ipv4_bits,
-            IpAddr::V6(_) => limits.ipv6_bits,
-        };
-        Some(Prefix::of(address, bits))
+        client_of(&self.terms.sessions.per_client, client)
     }
 
-    /// At the bound of the listener, ends a session that is cheap to lose.
-    pub(super) fn make_room(&mut self) -> Result<(), String> {
+    /// One more session of `client` was counted. If it has more than it may, those that were idle longest end.
+    pub(super) fn make_room_of_client(&mut self, client: &Sender) {
+        if let Some(client) = self.client_of(client)
+            && !self.displace_of(&client, Outcome::DisplacedByOwn)
+        {
+            self.service.tell_crowded(&self.control, client);
+        }
+    }
+
+    /// Ends sessions of `client` while it has more than it may. Returns false if others have to.
+    pub(super) fn displace_of(&mut self, client: &Prefix, outcome: Outcome) -> bool {
+        let limits = self.terms.sessions.per_client;
+        if !self.service.clients.is_exceeded(&limits, client) {
+            return true;
+        }
+        let service = Arc::clone(&self.service);
+        let _displacing = service.displacing();
+        while service.clients.is_exceeded(&limits, client) {
+            let Some(number) = self.sessions.oldest_of(client) else {
+                return false;
+            };
+            self.end(number, outcome);
+        }
+        true
+    }
+
+    /// One more session was counted. Beyond the bound of the listener, one that is cheap to lose ends.
+    pub(super) fn make_room(&mut self) {
         let most = self.terms.sessions.max_sessions;
-        if self.service.sessions.count() < most {
-            return Ok(());
+        if self.service.sessions.count() <= most {
+            return;
         }
         self.service.full.emit(|suppressed| {
             tracing::warn!(
@@ -71,18 +76,82 @@ impl Relaying {
                  conversation, or the one that has been idle longest ({suppressed} more since the last such line)"
             );
         });
-        match self.sessions.to_displace(self.sessions.len()) {
-            Some(number) => {
-                self.counters.displaced += 1;
-                self.end(number, Outcome::Displaced);
-                Ok(())
-            }
-            None => Err("all sessions belong to other threads".into()),
+        self.displace_beyond();
+    }
+
+    /// Makes room by the loss of a session, if no descriptor is free for a new one. Returns whether there is room.
+    pub(super) fn make_room_of_descriptors(&mut self, nowhere: &Nowhere) -> bool {
+        if !matches!(nowhere.errno, Some(Errno::MFILE | Errno::NFILE)) {
+            return false;
         }
+        let why = &nowhere.why;
+        self.service.short.emit(|suppressed| {
+            tracing::warn!(
+                "{why}; a new client displaces one that has no conversation, or the one that has been idle longest \
+                 ({suppressed} more since the last such line)"
+            );
+        });
+        let has_displaced = self.free_descriptor();
+        if !has_displaced && let Some(other) = self.service.fullest_beside(&self.control) {
+            other.ask_for_descriptor();
+        }
+        has_displaced
+    }
+
+    /// Ends sessions that other threads need.
+    pub(super) fn displace_for_others(&mut self) {
+        for _ in 0..self.control.take_to_displace() {
+            self.displace_beyond();
+        }
+        if self.control.take_descriptor_wanted() {
+            self.free_descriptor();
+        }
+        for client in self.control.take_crowded() {
+            self.displace_of(&client, Outcome::DisplacedByOwn);
+        }
+    }
+
+    /// Ends a session, or has another thread end one, if the listener has more than it may.
+    fn displace_beyond(&mut self) {
+        // For each session beyond the bound there is one who ends one, so that they need not wait for one another.
+        if self.service.sessions.count() > self.terms.sessions.max_sessions
+            && !self.displace()
+            && let Some(other) = self.service.fullest_beside(&self.control)
+        {
+            other.ask_to_displace();
+        }
+    }
+
+    /// Closes a socket, by the loss of a session if none rests. Returns false if there is neither.
+    fn free_descriptor(&mut self) -> bool {
+        let is_free = self.resting.close_oldest() || self.displace();
+        // The socket of a session that was displaced may rest.
+        self.resting.close_oldest();
+        is_free
+    }
+
+    /// Ends the session that is cheapest to lose. Returns false if there is none.
+    fn displace(&mut self) -> bool {
+        let number = self.sessions.to_displace(self.sessions.len());
+        if let Some(number) = number {
+            self.end(number, Outcome::Displaced);
+        }
+        number.is_some()
     }
 }
 
-fn inet(client: &Sender) -> Option<IpAddr> {
+/// The addresses that count as one client, if its sessions are limited.
+pub(super) fn client_of(limits: &ClientLimits, client: &Sender) -> Option<Prefix> {
+    limits.max_connections?;
+    let address = inet(client)?;
+    let bits = match address {
+        IpAddr::V4(_) => limits.ipv4_bits,
+        IpAddr::V6(_) => limits.ipv6_bits,
+    };
+    Some(Prefix::of(address, bits))
+}
+
+pub(super) fn inet(client: &Sender) -> Option<IpAddr> {
     match client {
         Sender::Udp { client, .. } => Some(client.ip().to_canonical()),
         Sender::Unix(_) | Sender::Unnamed => None,

@@ -27,7 +27,7 @@ impl Relaying {
         let bytes = piece.map_or(&[][..], |piece| piece.split_first().0.bytes);
         // This one does not even go as fragments; it says nothing about the path.
         let most = match bytes.len() > most_of_family as usize {
-            true if session.terms.sessions.dont_fragment != DontFragment::Yes => most_of_family,
+            true if self.terms.sessions.dont_fragment != DontFragment::Yes => most_of_family,
             _ => most_of_path(mtu, is_ipv6),
         };
         let is_longer = |length: usize| length > most as usize;

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use netlab::{Namespace, Need, Scratch, available};
+use netlab::{Namespace, Need, Process, Scratch, available};
 
 use super::crowd::Crowd;
 use super::{Over, client, inet, named, receive, socket};
@@ -88,6 +88,70 @@ fn a_client_displaces_its_own_longest_idle_session_and_no_other() {
     assert_eq!(log.entries().len(), 1);
     relay.terminate();
     relay.wait_logged("4 sessions, 1 of them displaced; to the target 7 datagrams");
+}
+
+/// Asks the target once by so many clients, one after the other, each of which gets through.
+fn ask_once_each(options: &[&str], clients: usize, sessions: usize, outcome: &str) {
+    let scratch = Scratch::new("threads").expect("a directory");
+    let log = Log::below(&scratch);
+    let target = socket("127.0.0.1:0");
+    let options = [options, &["--threads", "8", "--access-log", &log.path]].concat();
+    let mut relay = Relay::between("udp:127.0.0.1:0", &named(&target), &options);
+    let clients: Vec<_> = (0..clients).map(|_| client(&relay)).collect();
+    for (number, client) in clients.iter().enumerate() {
+        client.send(&[number as u8]).expect("it is sent");
+        assert_eq!(receive(&target).0, [number as u8]);
+    }
+    let displaced = clients.len() - sessions;
+    until("as many are left as may be", || {
+        log.entries().len() == displaced
+    });
+    let entries = log.entries();
+    assert!(entries.iter().all(|entry| entry["outcome"] == outcome));
+    relay.terminate();
+    assert_eq!(log.entries().len(), clients.len());
+    assert_eq!(relay.lines_logged("datagram was dropped"), 0);
+}
+
+#[test]
+fn a_new_client_displaces_sessions_of_other_threads() {
+    let options = ["--max-sessions", "4"];
+    ask_once_each(&options, 100, 4, "displaced by a new client");
+}
+
+#[test]
+fn a_client_displaces_its_own_sessions_of_other_threads() {
+    let options = ["--max-sessions-per-client", "3"];
+    let outcome = "displaced by a new session of its client";
+    ask_once_each(&options, 50, 3, outcome);
+}
+
+#[test]
+fn without_a_free_descriptor_a_new_client_displaces_a_session() {
+    const LIMIT: usize = 60;
+    let scratch = Scratch::new("descriptors").expect("a directory");
+    let log = Log::below(&scratch);
+    let target = socket("127.0.0.1:0");
+    let control = scratch.path().join("control");
+    let mut command = Process::command("prlimit");
+    command
+        .arg(format!("--nofile={LIMIT}:{LIMIT}"))
+        .args([BINARY, "relay", "udp:127.0.0.1:0", &named(&target)])
+        .args(["--threads", "1", "--access-log", &log.path])
+        .arg("--control")
+        .arg(control)
+        .env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut command);
+    let clients: Vec<_> = (0..2 * LIMIT).map(|_| client(&relay)).collect();
+    for (number, client) in clients.iter().enumerate() {
+        client.send(&[number as u8]).expect("it is sent");
+        assert_eq!(receive(&target).0, [number as u8]);
+    }
+    relay.wait_logged("has used up RLIMIT_NOFILE (60 descriptors); a new client displaces");
+    until("others were displaced", || log.entries().len() >= LIMIT);
+    let outcome = "displaced by a new client";
+    let entries = log.entries();
+    assert!(entries.iter().all(|entry| entry["outcome"] == outcome));
 }
 
 #[test]

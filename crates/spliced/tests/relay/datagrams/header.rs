@@ -20,7 +20,7 @@ use crate::relay::{BINARY, Relay};
 const ENDS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
 
 /// Has the socket report the time to live of what it receives.
-fn reporting(socket: UdpSocket) -> UdpSocket {
+pub(crate) fn reporting(socket: UdpSocket) -> UdpSocket {
     if socket.local_addr().expect("its address").is_ipv4() {
         setsockopt(&socket, Ipv4RecvTtl, &true).expect("IP_RECVTTL");
     } else {
@@ -38,7 +38,7 @@ fn set_ttl(socket: &UdpSocket, ttl: u8) {
 }
 
 /// The time to live of the next datagram that `socket` receives.
-fn received_ttl(socket: &UdpSocket) -> i32 {
+pub(crate) fn received_ttl(socket: &UdpSocket) -> i32 {
     let mut buffer = [0; 2000];
     let mut slices = [IoSliceMut::new(&mut buffer)];
     let mut control = cmsg_space!(i32);

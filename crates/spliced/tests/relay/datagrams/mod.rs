@@ -4,7 +4,7 @@ mod bounds;
 mod contract;
 mod crowd;
 mod dns;
-mod header;
+pub(crate) mod header;
 mod icmp;
 mod limits;
 mod quic;
@@ -28,7 +28,7 @@ const LONGEST: usize = 65_507;
 const LONGEST_V6: usize = 65_527;
 
 /// Says that a test is over when it ends, also by a panic.
-struct Over<'a>(&'a AtomicBool);
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {

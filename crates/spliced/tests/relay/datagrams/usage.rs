@@ -1,6 +1,7 @@
 //! What a relay of datagrams refuses: one sentence each.
 
-use crate::relay::command;
+use super::client;
+use crate::relay::{Relay, command};
 use crate::usage::failure;
 
 #[test]
@@ -47,6 +48,10 @@ fn what_cannot_be_joined_is_refused_in_one_sentence() {
             &["--ttl", "host, keep or a number from 1 to 255"],
         ),
         (&["udp::0", "udp::1", "--dont-fragment", "x"], &["auto"]),
+        (
+            &["udp::0", "udp:127.0.0.1:0"],
+            &["the target udp:127.0.0.1:0", "nobody listens on port 0"],
+        ),
         (&[":0", ":1", "--replies", "1"], &["--replies"]),
         (&[":0", ":1", "--ttl", "9"], &["--ttl"]),
         (
@@ -71,4 +76,16 @@ fn what_cannot_be_joined_is_refused_in_one_sentence() {
     // Other commands take streams only.
     let sentence = failure(&mut command(&["echo", "udp:127.0.0.1:0"]), 2);
     assert!(sentence.contains("a stream socket is needed"), "{sentence}");
+}
+
+#[test]
+fn a_link_local_address_needs_its_interface() {
+    let arguments = ["relay", "udp:[fe80::1]:7", "udp:127.0.0.1:9"];
+    let sentence = failure(&mut command(&arguments), 1);
+    let why = "the link-local address fe80::1 needs its interface; write [fe80::1%INTERFACE]";
+    assert!(sentence.contains(why), "{sentence}");
+    let target = "udp:[fe80::1]:9";
+    let relay = Relay::between("udp:127.0.0.1:0", target, &[]);
+    client(&relay).send(b"lost").expect("it is sent");
+    relay.wait_logged(why);
 }
