@@ -20,6 +20,8 @@ struct frame {
 	struct udphdr udp;
 	__u32 step;
 	__u32 sequence;
+	/* When it was sent (bpf_ktime_get_ns). */
+	__u64 sent_ns;
 } __attribute__((packed));
 
 /* What is to be sent; user space writes the first five and zeroes the others. */
@@ -59,6 +61,24 @@ struct {
 	__type(value, struct sink);
 	__uint(max_entries, 1);
 } sink SEC(".maps");
+
+/*
+ * How long datagrams took from the relay's device to the server's, in ns: how many took about as long. Up to 2^SUB_BITS
+ * each time has a slot; beyond that, each power of two has 2^SUB_BITS of them.
+ */
+#define SUB_BITS 5
+#define SLOTS 1024
+
+struct delays {
+	__u64 slots[SLOTS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct delays);
+	__uint(max_entries, 1);
+} delays SEC(".maps");
 
 #define NS_PER_SECOND 1000000000ULL
 
@@ -102,8 +122,37 @@ int send(struct xdp_md *context)
 	frame->udp.source = bpf_htons(to_do->first_port + to_do->sent % to_do->clients);
 	frame->step = to_do->step;
 	frame->sequence = to_do->sent;
+	frame->sent_ns = bpf_ktime_get_ns();
 	to_do->sent++;
 	return XDP_PASS;
+}
+
+static __always_inline __u32 slot_of(__u64 ns)
+{
+	__u32 exponent = 0;
+	__u64 rest = ns;
+
+	for (__u32 half = 32; half; half /= 2) {
+		if (rest >> half) {
+			rest >>= half;
+			exponent += half;
+		}
+	}
+	if (exponent < SUB_BITS)
+		return ns;
+	exponent -= SUB_BITS;
+	return ((exponent + 1) << SUB_BITS) + ((ns >> exponent) & ((1 << SUB_BITS) - 1));
+}
+
+static __always_inline void note_delay(__u64 ns, __u64 many)
+{
+	__u32 zero = 0, slot = slot_of(ns);
+	struct delays *all = bpf_map_lookup_elem(&delays, &zero);
+
+	if (slot >= SLOTS)
+		slot = SLOTS - 1;
+	if (all)
+		__sync_fetch_and_add(&all->slots[slot], many);
 }
 
 /* On the server's device: the server costs the relay's CPU as little as one on another machine. */
@@ -114,17 +163,20 @@ int count(struct __sk_buff *packet)
 	struct sink *here = bpf_map_lookup_elem(&sink, &zero);
 	__u64 many = packet->gso_segs;
 	__u64 bytes = packet->len - offsetof(struct frame, step);
+	__u64 sent_ns;
 	__u8 protocol;
 
 	if (!here || !here->step || packet->protocol != bpf_htons(ETH_P_IP) ||
 	    bpf_skb_load_bytes(packet, protocol_at, &protocol, sizeof(protocol)) ||
 	    protocol != IPPROTO_UDP ||
-	    bpf_skb_load_bytes(packet, offsetof(struct frame, step), &step, sizeof(step)))
+	    bpf_skb_load_bytes(packet, offsetof(struct frame, step), &step, sizeof(step)) ||
+	    bpf_skb_load_bytes(packet, offsetof(struct frame, sent_ns), &sent_ns, sizeof(sent_ns)))
 		return TC_ACT_OK;
 	if (step != here->step)
 		return TC_ACT_OK;
 	if (!many)
 		many = 1;
+	note_delay(bpf_ktime_get_ns() - sent_ns, many);
 	if (bytes == many * here->bytes)
 		__sync_fetch_and_add(&here->counted, many);
 	else

@@ -28,6 +28,15 @@ pub(super) struct Step {
     pub(super) sent: u64,
     pub(super) received: u64,
     pub(super) took: Duration,
+    /// `None`: it was not measured.
+    pub(super) delays: Option<Delays>,
+}
+
+/// How long datagrams took from the relay's device to the server's, in µs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Delays {
+    pub(super) median: f64,
+    pub(super) p99: f64,
 }
 
 impl Step {

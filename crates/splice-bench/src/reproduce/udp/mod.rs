@@ -1,4 +1,5 @@
-//! `reproduce udp`: how many datagrams a second a relay passes on before it loses some.
+//! `reproduce udp`: how many datagrams a second a relay passes on before it loses some, and how long they take at half of
+//! that rate.
 
 mod load;
 mod receiver;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use self::load::{Load, Step};
+use self::load::{Delays, Load, Step};
 use self::relays::Running;
 use self::singles::Singles;
 use self::trains::Trains;
@@ -62,6 +63,8 @@ struct Path {
     rates: Sample,
     /// CPU time of its process for a datagram in µs, at [`COMPARED_RATE`].
     cpu: Sample,
+    /// Delays at half of the highest rate without loss, in µs: the median of each round, and its p99.
+    delays: [Sample; 2],
     /// For each rate the losses, in parts of a hundred.
     losses: Vec<Sample>,
     failures: Vec<String>,
@@ -146,11 +149,21 @@ impl Path {
             name: name.into(),
             rates: Sample::default(),
             cpu: Sample::default(),
+            delays: Default::default(),
             losses: Vec::new(),
             failures: Vec::new(),
             outran_sender: false,
         }
     }
+}
+
+/// What one round has measured.
+struct Round {
+    steps: Vec<Step>,
+    /// The highest rate without loss.
+    limit: f64,
+    cpu: Option<f64>,
+    delays: Option<Delays>,
 }
 
 /// Offers one rate after another to a relay, from a thread on the CPU of the load.
@@ -163,8 +176,8 @@ fn one_round(
     window: Duration,
 ) -> Result<()> {
     load.direct(site, relay.address)?;
-    let (steps, limit, cpu) = thread::scope(|scope| {
-        let work = || -> Result<(Vec<Step>, f64, Option<f64>)> {
+    let round = thread::scope(|scope| {
+        let work = || -> Result<Round> {
             netlab::pin_thread(cpu)?;
             load.open_sessions(site)?;
             let (mut steps, mut cpu) = (Vec::new(), None);
@@ -182,14 +195,25 @@ fn one_round(
                 rate *= STEP;
             }
             let limit = refine(site, relay, load, highest(&steps), window)?;
-            Ok((steps, limit, cpu))
+            let (half, _) = best_of_tries(site, relay, load, limit / 2.0, window)?;
+            Ok(Round {
+                steps,
+                limit,
+                cpu,
+                delays: half.delays,
+            })
         };
         let thread = scope.spawn(work);
         thread.join().ok().context("the load's thread panicked")?
     })?;
-    cpu.into_iter().for_each(|cpu| path.cpu.push(cpu));
+    let Round { steps, .. } = round;
+    round.cpu.into_iter().for_each(|cpu| path.cpu.push(cpu));
+    if let Some(Delays { median, p99 }) = round.delays {
+        path.delays[0].push(median);
+        path.delays[1].push(p99);
+    }
     path.outran_sender |= steps.last().is_some_and(|step| step.loss() <= LOSS_ALLOWED);
-    path.rates.push(limit);
+    path.rates.push(round.limit);
     for (index, step) in steps.iter().enumerate() {
         if path.losses.len() == index {
             path.losses.push(Sample::default());
@@ -289,6 +313,17 @@ fn print(paths: &[Path]) {
         ]);
     }
     println!("{table}");
+    let mut table = Table::new(&["relay", "p50 µs", "ratio", "p99 µs", "ratio"]);
+    for path in paths {
+        let mut row = vec![path.name.clone()];
+        for (which, delay) in path.delays.iter().enumerate() {
+            row.push(told(delay.median()));
+            let ratio = reference.map(|reference| delay.ratio_to(&reference.delays[which]));
+            row.push(told(ratio.and_then(|ratio| ratio.median())));
+        }
+        table.push(row);
+    }
+    println!("From device to device at half of that rate, with ratios to nginx:\n{table}");
     let mut headings = vec!["offered/s"];
     headings.extend(paths.iter().map(|path| path.name.as_str()));
     let mut table = Table::new(&headings);
@@ -344,6 +379,21 @@ fn workload(paths: &[Path], size: u16, arguments: &arguments::Udp) -> Workload {
     workload
         .quantities
         .push(quantity(cpu, REFERENCE, &samples(&|path| path.cpu.clone())));
+    for (which, (id, title)) in [("p50", "Median delay"), ("p99", "p99 of the delay")]
+        .into_iter()
+        .enumerate()
+    {
+        let delay = Told {
+            id,
+            title: &format!("{title} at half of the rate before loss"),
+            unit: Unit::Microseconds,
+            better: Better::Lower,
+        };
+        let samples = samples(&|path| path.delays[which].clone());
+        workload
+            .quantities
+            .push(quantity(delay, REFERENCE, &samples));
+    }
     for path in paths {
         workload.missing.extend(failed(&path.name, &path.failures));
         if path.rates.median().is_none() {

@@ -12,8 +12,8 @@ use crate::site::Site;
 /// Enough for what comes while the sender has its turn.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
-/// A datagram begins with the number of its step and its own, of 4 bytes each.
-pub(super) const NUMBERS_BYTES: usize = 8;
+/// A datagram begins with the number of its step and its own, of 4 bytes each, and when it was sent, of 8.
+pub(super) const NUMBERS_BYTES: usize = 16;
 
 pub(super) struct Receiver {
     socket: UdpSocket,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use netlab::Lab;
 
-use super::load::{Load, QUIET, Step};
+use super::load::{Delays, Load, QUIET, Step};
 use super::receiver::{Receiver, payload};
 use crate::bpf_object::BpfObject;
 use crate::site::{PATIENCE, Site};
@@ -30,6 +30,10 @@ const RUN: Duration = Duration::from_nanos(50);
 /// What is sent to compare the contents, in datagrams a second: any relay passes that on, and a socket
 /// receives it.
 const COMPARED_RATE: f64 = 5_000.0;
+
+/// As in the program: so many slots for delays, of which each power of two has 2^5.
+const DELAY_SLOTS: usize = 1024;
+const DELAY_SUB_BITS: usize = 5;
 
 /// The protocol's number in an IP header.
 const UDP: u8 = 17;
@@ -168,6 +172,7 @@ impl Load for Singles {
     fn offer(&mut self, site: &Site, rate: f64, window: Duration) -> Result<Step> {
         self.number += 1;
         self.count(self.number)?;
+        self.programs.write("delays", &[0; DELAY_SLOTS])?;
         let (sent, took) = self.send(site, rate, window)?;
         let mut received = self.counted()?;
         loop {
@@ -182,7 +187,38 @@ impl Load for Singles {
             sent,
             received,
             took,
+            delays: delays(&self.programs.read("delays")?),
         })
+    }
+}
+
+/// What the program has noted: how many datagrams took as long as each slot says. `None`: none.
+fn delays(slots: &[u64]) -> Option<Delays> {
+    let count: u64 = slots.iter().sum();
+    let at = |quantile: f64| {
+        let mut left = (count as f64 * quantile) as u64;
+        let slot = slots.iter().position(|in_slot| {
+            let is_here = left < *in_slot;
+            left = left.saturating_sub(*in_slot);
+            is_here
+        });
+        slot.map(|slot| ns_of(slot) / 1e3)
+    };
+    Some(Delays {
+        median: at(0.5)?,
+        p99: at(0.99)?,
+    })
+}
+
+/// The middle of a slot, in ns (`slot_of`).
+fn ns_of(slot: usize) -> f64 {
+    let (power, part) = (slot >> DELAY_SUB_BITS, slot & ((1 << DELAY_SUB_BITS) - 1));
+    match power.checked_sub(1) {
+        None => part as f64,
+        Some(exponent) => {
+            let least = ((1 << DELAY_SUB_BITS) + part) << exponent;
+            least as f64 + (1u64 << exponent) as f64 / 2.0
+        }
     }
 }
 
@@ -249,7 +285,7 @@ fn checksum(header: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, checksum};
+    use super::{DELAY_SLOTS, Device, checksum, delays};
 
     #[test]
     fn the_checksum_is_that_of_a_known_header() {
@@ -258,6 +294,17 @@ mod tests {
             0xc7,
         ];
         assert_eq!(checksum(&header), 0xb861);
+    }
+
+    #[test]
+    fn delays_are_those_of_their_slots() {
+        let mut slots = [0; DELAY_SLOTS];
+        assert!(delays(&slots).is_none());
+        // 1024 and 2048 ns, with a slot of 32 and of 64 ns.
+        slots[6 << 5] = 98;
+        slots[7 << 5] = 2;
+        let delays = delays(&slots).expect("some");
+        assert_eq!((delays.median, delays.p99), (1.040, 2.080));
     }
 
     #[test]

@@ -153,6 +153,7 @@ impl Load for Trains {
             sent,
             received,
             took,
+            delays: None,
         })
     }
 }
