@@ -1,5 +1,7 @@
 //! Limits on descriptors and memory: raising them, and naming the one that a system call has met.
 
+use std::os::fd::AsRawFd;
+
 use anyhow::{Result, bail};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -67,6 +69,17 @@ pub(crate) fn require_descriptors_to_serve() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// How many descriptors sessions of datagrams leave alone: a reload opens the configuration, logs and listeners.
+const DESCRIPTORS_TO_RELOAD: u64 = 8;
+
+/// Whether a descriptor that was just made is one of the last that the process may have. The kernel gives the lowest that is
+/// free.
+pub(crate) fn is_among_the_last(descriptor: &impl AsRawFd) -> bool {
+    let limit = getrlimit(Resource::Nofile).current;
+    let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(0);
+    limit.is_some_and(|limit| number + DESCRIPTORS_TO_RELOAD >= limit)
 }
 
 /// The limit behind a failed system call, if a limit is the cause.

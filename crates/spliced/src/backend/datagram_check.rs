@@ -1,6 +1,8 @@
 //! One check of a server of datagrams, on the control thread: what it answers, or that nothing refuses what is sent to
 //! it.
 
+use std::time::Duration;
+
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
@@ -8,6 +10,8 @@ use rustix::net::{
 };
 use splice::Kind;
 use tokio::net::{UdpSocket, UnixDatagram};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
 
 use super::own_connection::Failure;
 use crate::connect_error::{self, Fault, NO_WAY};
@@ -18,6 +22,9 @@ use crate::socket_address::SocketAddress;
 
 /// The longest answer that is looked at, in bytes: as much as is read of a stream.
 const ANSWER_MOST_BYTES: usize = 8 << 10;
+
+/// How long the port of a check rests that was not answered: as long as those of sessions.
+const REST: Duration = Duration::from_secs(2);
 
 /// Sends `question` to the first of `addresses` that does not refuse it, and waits for an answer that contains `expected`.
 /// The caller bounds the time.
@@ -53,6 +60,8 @@ async fn ask(
     })?;
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     send(&socket, question, flags).map_err(of_exchange)?;
+    // The caller may give up waiting, and a late answer is not to reach a client's session that gets the port.
+    let mut rest = Rest(socket.try_clone().ok());
     let mut answer = vec![0; ANSWER_MOST_BYTES];
     let received = match address {
         SocketAddress::Inet(_) => match UdpSocket::from_std(socket.into()) {
@@ -66,6 +75,7 @@ async fn ask(
     };
     let length =
         received.map_err(|error| of_exchange(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+    rest.0 = None;
     let says = |expected: &[u8]| {
         let mut parts = answer[..length].windows(expected.len());
         parts.any(|part| part == expected)
@@ -76,6 +86,20 @@ async fn ask(
             Err(Failure::Server(why.into()))
         }
         _ => Ok(()),
+    }
+}
+
+/// A socket that has not been answered.
+struct Rest(Option<OwnedFd>);
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if let (Some(socket), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(async move {
+                sleep(REST).await;
+                drop(socket);
+            });
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::socket::DatagramSocket;
 use crate::backend::{Backend, Lease, PickKey, Tried};
 use crate::connect_error::{self, Fault};
 use crate::plan::DatagramTerms;
-use crate::resource_limit::limit_met;
+use crate::resource_limit::{is_among_the_last, limit_met};
 use crate::roster::Closer;
 use crate::socket_address::SocketAddress;
 use crate::tally::{OfListener, Tally};
@@ -301,13 +301,20 @@ fn connect(
 ) -> Result<DatagramSocket, (Errno, Fault)> {
     let of_socket = |errno| (errno, connect_error::of_socket(errno));
     let socket = DatagramSocket::new(target, terms).map_err(of_socket)?;
+    if is_among_the_last(socket.fd()) {
+        return Err(of_socket(Errno::MFILE));
+    }
     prepare(socket.fd()).map_err(of_socket)?;
     if matches!(target, SocketAddress::Unix(_)) {
         // The kernel picks a name, to which the target can send its answers (unix(7), autobind).
         bind(socket.fd(), &SocketAddrUnix::new_unnamed()).map_err(of_socket)?;
     }
     let connected = target.connect(socket.fd());
-    connected.map_err(|errno| (errno, connect_error::of_connect(errno, target)))?;
+    connected.map_err(|errno| match (errno, target) {
+        // No port is free (`udp_lib_get_port`).
+        (Errno::AGAIN, SocketAddress::Inet(_)) => (Errno::ADDRNOTAVAIL, Fault::Shortage),
+        _ => (errno, connect_error::of_connect(errno, target)),
+    })?;
     Ok(socket)
 }
 

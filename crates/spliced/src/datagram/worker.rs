@@ -147,6 +147,8 @@ struct Relaying {
     /// For sessions that begin now.
     terms: Arc<ServiceTerms>,
     phase: Phase,
+    /// Until when it was running.
+    ran_until: Instant,
     asked: Asked,
     /// What has moved until then is in the counters of the process.
     accounted_at: Instant,
@@ -184,6 +186,7 @@ impl Relaying {
             terms: service.terms(),
             service,
             phase: Phase::Running,
+            ran_until: Instant::now(),
             asked: Asked::default(),
             accounted_at: Instant::now(),
             is_behind: false,
@@ -202,8 +205,7 @@ impl Relaying {
                         self.service.threads().iter().for_each(|it| it.notify());
                         break Ok(());
                     }
-                    let phase = self.control.phase();
-                    if std::mem::replace(&mut self.phase, phase) != phase {
+                    if self.take_phase() {
                         continue;
                     }
                 }
@@ -252,10 +254,20 @@ impl Relaying {
         result
     }
 
+    /// Goes to the phase that it was told. Returns false if it is in that phase.
+    fn take_phase(&mut self) -> bool {
+        let phase = self.control.phase();
+        let before = std::mem::replace(&mut self.phase, phase);
+        if before == Phase::Running {
+            self.ran_until = Instant::now();
+        }
+        before != phase
+    }
+
     /// Looks at what it was told.
     fn look(&mut self) {
         self.control.look();
-        self.phase = self.control.phase();
+        self.take_phase();
         self.asked.take(&self.control.inbox);
         if self.control.take_told() {
             self.take_terms();
@@ -294,9 +306,20 @@ impl Relaying {
         }
     }
 
+    /// The session that is idle first, with its standing and when that is.
+    fn next_idle(&self) -> Option<(usize, Standing, Instant)> {
+        let (number, standing, at) = self.sessions.next_idle(self.idle_timeout())?;
+        // The listener may come back at once, also for those that have been quiet for long.
+        let at = match self.phase {
+            Phase::Leaving | Phase::Held => at.max(self.ran_until + QUIET),
+            _ => at,
+        };
+        Some((number, standing, at))
+    }
+
     /// Until the next session is idle, a port has rested, or something is to be counted.
     fn next_turn(&self, now: Instant) -> Option<Timespec> {
-        let idle = self.sessions.next_idle(self.idle_timeout());
+        let idle = self.next_idle();
         let at = idle.map(|(_, _, at)| at).into_iter();
         let at = at.chain(self.resting.next()).min()?;
         let mut left = at.saturating_duration_since(now);
@@ -319,8 +342,7 @@ impl Relaying {
 
     fn expire(&mut self, now: Instant) {
         self.resting.close_until(now);
-        let timeout = self.idle_timeout();
-        while let Some((number, standing, at)) = self.sessions.next_idle(timeout) {
+        while let Some((number, standing, at)) = self.next_idle() {
             if at > now {
                 return;
             }

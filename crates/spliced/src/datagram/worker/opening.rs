@@ -71,7 +71,7 @@ impl Relaying {
         loop {
             match self.place(client, tried) {
                 Err(nowhere) if nowhere.is_shortage() && self.resting.close_oldest() => {}
-                Err(nowhere) if !has_displaced && self.make_room_of_descriptors(&nowhere) => {
+                Err(nowhere) if !has_displaced && self.make_room_for_socket(&nowhere) => {
                     has_displaced = true;
                 }
                 place => return place,

@@ -16,6 +16,9 @@ use crate::datagram::socket::DatagramSocket;
 /// How long after a session's last datagram its port rests: longer than most answers take.
 const REST: Duration = Duration::from_secs(2);
 
+/// As many sockets of a listener may rest as it may have sessions, and no fewer than this.
+const LEAST: usize = 1024;
+
 /// Those of a thread, the oldest first.
 pub(super) struct Resting {
     service: Arc<DatagramService>,
@@ -75,7 +78,7 @@ impl Relaying {
         // What comes is never read.
         let _ = epoll::delete(&self.epoll, socket.fd());
         let _ = sockopt::set_socket_recv_buffer_size(socket.fd(), 0);
-        let most = self.terms.sessions.max_sessions;
+        let most = self.terms.sessions.max_sessions.max(LEAST);
         self.resting.add(until, socket, most);
     }
 }

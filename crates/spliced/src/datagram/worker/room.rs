@@ -79,9 +79,11 @@ impl Relaying {
         self.displace_beyond();
     }
 
-    /// Makes room by the loss of a session, if no descriptor is free for a new one. Returns whether there is room.
-    pub(super) fn make_room_of_descriptors(&mut self, nowhere: &Nowhere) -> bool {
-        if !matches!(nowhere.errno, Some(Errno::MFILE | Errno::NFILE)) {
+    /// Makes room by the loss of a session, if no descriptor or port is free for a new one. Returns whether there is room.
+    pub(super) fn make_room_for_socket(&mut self, nowhere: &Nowhere) -> bool {
+        const USED_UP: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL];
+        let is_used_up = nowhere.errno.is_some_and(|errno| USED_UP.contains(&errno));
+        if !is_used_up || !nowhere.is_shortage() {
             return false;
         }
         let why = &nowhere.why;
@@ -91,7 +93,7 @@ impl Relaying {
                  ({suppressed} more since the last such line)"
             );
         });
-        let has_displaced = self.free_descriptor();
+        let has_displaced = self.free_socket();
         if !has_displaced && let Some(other) = self.service.fullest_beside(&self.control) {
             other.ask_for_descriptor();
         }
@@ -104,7 +106,7 @@ impl Relaying {
             self.displace_beyond();
         }
         if self.control.take_descriptor_wanted() {
-            self.free_descriptor();
+            self.free_socket();
         }
         for client in self.control.take_crowded() {
             self.displace_of(&client, Outcome::DisplacedByOwn);
@@ -123,7 +125,7 @@ impl Relaying {
     }
 
     /// Closes a socket, by the loss of a session if none rests. Returns false if there is neither.
-    fn free_descriptor(&mut self) -> bool {
+    fn free_socket(&mut self) -> bool {
         let is_free = self.resting.close_oldest() || self.displace();
         // The socket of a session that was displaced may rest.
         self.resting.close_oldest();

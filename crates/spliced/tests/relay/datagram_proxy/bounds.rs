@@ -1,11 +1,12 @@
 //! Bounds that a reload lowers.
 
-use netlab::Scratch;
+use netlab::{Process, Scratch};
 
 use super::{ask, client, configuration, servers};
 use crate::log::Log;
 use crate::patience::until;
 use crate::proxy::Proxy;
+use crate::relay::BINARY;
 
 const CLIENTS: usize = 20;
 
@@ -73,4 +74,25 @@ fn at_a_lowered_bound_of_clients_a_new_session_loses_nothing() {
     }
     assert_eq!(proxy.of("listeners", "l")["connections"], 2);
     assert_eq!(proxy.relay.lines_logged("datagram was dropped"), 0);
+}
+
+/// Sessions leave descriptors to a reload, which may be what lowers their bound.
+#[test]
+fn a_reload_lowers_a_bound_that_the_descriptors_did_not_reach() {
+    const LIMIT: usize = 80;
+    let [only] = servers();
+    let text = |more: &str| format!("threads = 1\n{}", configuration(&[&only], more, ""));
+    let mut command = Process::command("prlimit");
+    command.arg(format!("--nofile={LIMIT}:{LIMIT}")).arg(BINARY);
+    let proxy = Proxy::start_apart(&text(""), command.env_remove("SPLICED_LOG"));
+    let clients: Vec<_> = (0..2 * LIMIT).map(|_| client(&proxy)).collect();
+    for client in &clients {
+        ask(client, &[&only]);
+    }
+    proxy.relay.wait_logged("a new client displaces");
+    let reloaded = proxy.reload(&text("max_sessions = 3"));
+    assert!(reloaded.status.success(), "{reloaded:?}");
+    until("as many are left as may be", || {
+        proxy.of("listeners", "l")["connections"] == 3
+    });
 }

@@ -39,6 +39,21 @@ fn sources(server: &UdpSocket) -> BTreeSet<SocketAddr> {
     (0..5).map(|_| next()).collect()
 }
 
+/// The second in which a session may be quiet begins when the listener leaves.
+#[test]
+fn sessions_that_have_been_quiet_for_long_are_there_when_the_listener_comes_back() {
+    let [only] = servers();
+    let proxy = Proxy::run(&configuration(&[&only], "", ""));
+    let client = client(&proxy);
+    let before = ask(&client, &[&only]);
+    until("it has been quiet for over a second", || {
+        proxy.sessions()[0]["idle_ms"].as_f64() > Some(1100.0)
+    });
+    post(&proxy, "/v1/listeners/l/drain");
+    post(&proxy, "/v1/listeners/l/undrain");
+    assert_eq!(ask(&client, &[&only]), before);
+}
+
 #[test]
 fn a_listener_that_comes_back_has_its_sessions() {
     for threads in [1, 3] {

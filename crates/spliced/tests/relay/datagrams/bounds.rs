@@ -15,6 +15,12 @@ use crate::log::Log;
 use crate::patience::until;
 use crate::relay::{BINARY, Relay};
 
+/// So few that they are soon used again, or used up (`net.ipv4.ip_local_port_range`).
+const FEW_PORTS: &str = "40000 40003";
+
+/// How many sockets of a listener may rest at least.
+pub(super) const RESTING: usize = 1024;
+
 #[test]
 fn a_session_ends_soon_once_it_has_the_answers_that_are_expected() {
     for replies in [0, 1, 2] {
@@ -155,6 +161,35 @@ fn without_a_free_descriptor_a_new_client_displaces_a_session() {
 }
 
 #[test]
+fn without_a_free_port_a_new_client_displaces_a_session() {
+    const CLIENTS: u8 = 12;
+    if !available(Need::Netns) {
+        return;
+    }
+    let host = Namespace::new("few-ports").expect("a namespace");
+    let target = host.enter(|| {
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", FEW_PORTS).expect("the range");
+        socket("127.0.0.1:7001")
+    });
+    let target = target.expect("the namespace");
+    let mut inside = host.command(BINARY);
+    inside.args(["relay", "udp:127.0.0.1:7000", "udp:127.0.0.1:7001"]);
+    inside.args(["--threads", "1"]).env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut inside);
+    for number in 1..=CLIENTS {
+        let client = host.enter(|| socket(&format!("127.0.0.{number}:5000")));
+        let client = client.expect("the namespace");
+        client.connect(inet(&relay.address)).expect("it connects");
+        client.send(&[number]).expect("it is sent");
+        let (question, session) = receive(&target);
+        assert_eq!(question, [number]);
+        target.send_to(&[number], session).expect("it is answered");
+        assert_eq!(receive(&client).0, [number]);
+    }
+    relay.wait_logged("(net.ipv4.ip_local_port_range); a new client displaces");
+}
+
+#[test]
 fn a_flood_of_forged_addresses_ends_no_conversation_and_fills_no_memory() {
     flood(20_000);
 }
@@ -225,9 +260,8 @@ fn flood(forged: u32) {
             if start == AT_ONCE * 10 {
                 memory = relay.resident_bytes();
             }
-            // The bound is kept by each thread, which may open one while the other does. As many sockets again wait for
-            // late answers.
-            assert!(relay.all_descriptors() <= before + 2 * MOST + 8);
+            // The bound is kept by each thread, which may open one while the other does.
+            assert!(relay.all_descriptors() <= before + MOST + RESTING + 8);
         }
         assert!(relay.resident_bytes() < memory + MEMORY_BYTES);
     });
@@ -237,14 +271,12 @@ fn flood(forged: u32) {
 #[test]
 fn a_late_answer_reaches_no_other_client() {
     const CLIENTS: u8 = 30;
-    /// So few that they are soon used again.
-    const PORTS: &str = "40000 40003";
     if !available(Need::Netns) {
         return;
     }
     let host = Namespace::new("late-answers").expect("a namespace");
     let target = host.enter(|| {
-        fs::write("/proc/sys/net/ipv4/ip_local_port_range", PORTS).expect("the range");
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", FEW_PORTS).expect("the range");
         socket("127.0.0.1:7001")
     });
     let target = target.expect("the namespace");

@@ -11,6 +11,7 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::UdpGsoSegment;
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::bounds::RESTING;
 use super::crowd::Crowd;
 use super::{Over, bytes, client, inet, named, receive, socket};
 use crate::patience::PATIENCE;
@@ -318,8 +319,7 @@ fn sessions_come_and_go(clients: u32) {
         if start == clients / 4 {
             memory = relay.resident_bytes();
         }
-        // As many sockets again wait for late answers.
-        assert!(relay.all_descriptors() <= before + 2 * MOST + 8);
+        assert!(relay.all_descriptors() <= before + MOST + RESTING + 8);
     }
     let growth = relay.resident_bytes().saturating_sub(memory);
     assert!(growth < GROWTH_BYTES, "{growth} bytes");
