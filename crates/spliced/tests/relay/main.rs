@@ -23,6 +23,7 @@ mod system_calls;
 mod tls;
 
 mod access_log;
+#[cfg(target_arch = "x86_64")]
 mod adopt;
 mod bypass;
 mod bypass_capture;
@@ -67,3 +68,4 @@ mod target;
 mod top;
 mod trace;
 mod usage;
+mod vsock_namespace;
