@@ -8,6 +8,10 @@ mod bad_path;
 mod patience;
 #[path = "../../../splice/tests/support/payload.rs"]
 mod payload;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "the tests of spliced adopt ask for more")
+)]
 mod peer;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../splice/tests/support/random.rs"]
@@ -42,6 +46,10 @@ mod few_descriptors;
 mod file_access;
 mod firewall;
 mod flow;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "the tests of spliced adopt ask for more")
+)]
 mod forbidden_call;
 mod from_syn;
 mod hostile;
