@@ -46,8 +46,7 @@ fn a_vsock_target_in_another_namespace_is_refused_with_the_reason() {
     exchange(&client.expect("entered"), &server.accept(), 1, BYTES, BYTES);
 
     let elsewhere = relay_in(&near, "127.0.0.1:0", TARGET);
-    let client = near.enter(|| Peer::connect(&elsewhere.address));
-    client.expect("entered").expect_reset();
+    let _client = near.enter(|| Peer::connect(&elsewhere.address));
     let line = elsewhere.wait_logged("nothing listens there");
     assert!(line.contains("network namespace"), "{line}");
 }
