@@ -89,7 +89,7 @@ soak: test-kernels test-aarch64 ## Look for what is rare, for SOAK_MINUTES (root
 	@scripts/install build test soak
 	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/soak $(SOAK_MINUTES)
 
-test-kernels: ## Boot Linux 6.1, 6.12, 6.18 and the newest 7.x in QEMU and run there what depends on the kernel; 10 minutes each
+test-kernels: ## Boot Linux 6.1, 6.12, 6.18 and the newest 7.x in QEMU and run there what depends on the kernel; more than an hour each
 	@scripts/test-kernels
 
 test-aarch64: ## Build for aarch64, run there the tests without root, and boot Linux for arm64 in QEMU
