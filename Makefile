@@ -22,8 +22,8 @@ SO_SPLICE_LINKS := so_splice_as so_splice_bytes so_splice_error so_splice_fd so_
 SPLICE_JOIN_LINKS := splice_abi_version splice_counters splice_detach splice_engine splice_fd splice_release \
 	splice_strerror splice_undo splice_wait
 
-.PHONY: help build install install-program install-libraries uninstall test test-kernels soak demo compare \
-	bench-check check fmt
+.PHONY: help build install install-program install-libraries uninstall test test-kernels test-aarch64 soak demo \
+	compare bench-check check fmt
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -84,13 +84,16 @@ test: ## Run every test; as root none is left out
 	@[ "$$(id -u)" -eq 0 ] || echo "not root: tests that need it are left out, each says so"
 	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/test --workspace
 
-soak: test-kernels ## Look for what is rare, for SOAK_MINUTES (root)
+soak: test-kernels test-aarch64 ## Look for what is rare, for SOAK_MINUTES (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make soak: it makes network namespaces; run it as root" >&2; exit 1; }
 	@scripts/install build test soak
 	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/soak $(SOAK_MINUTES)
 
-test-kernels: ## Boot Linux 6.1, 6.12, 6.18 and the newest 7.x in QEMU and run there what depends on the kernel; 10 minutes each
+test-kernels: ## Boot Linux 6.1, 6.12, 6.18 and the newest 7.x in QEMU and run there what depends on the kernel; more than an hour each
 	@scripts/test-kernels
+
+test-aarch64: ## Build for aarch64, run there the tests without root, and boot Linux for arm64 in QEMU
+	@scripts/test-aarch64
 
 demo: ## Show in less than a minute what spliced is good for (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo: it makes network namespaces; run it as root" >&2; exit 1; }

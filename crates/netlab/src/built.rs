@@ -17,6 +17,10 @@ const INHERITED: [&str; 5] = [
     "CARGO_MAKEFLAGS",
 ];
 
+/// cargo's variable for the machine to build for, and a directory of that name between the target directory and
+/// the profile's. Where it is set (scripts/test-aarch64), cargo finds here again what it has to build with.
+const BUILT_FOR: &str = "CARGO_BUILD_TARGET";
+
 /// Builds packages with the profile of the test that calls this, and returns the directory with
 /// what they are.
 ///
@@ -42,6 +46,12 @@ fn build(what: Vec<&str>) -> PathBuf {
     let tests = env::current_exe().expect("this program");
     let profile = tests.parent().and_then(Path::parent).expect("deps");
     let target = profile.parent().expect("the target directory");
+    let target = match env::var_os(BUILT_FOR) {
+        Some(machine) if target.ends_with(&machine) => {
+            target.parent().expect("the target directory")
+        }
+        _ => target,
+    };
     let mut command = Command::new(env!("CARGO"));
     command
         .args(["build", "--quiet"])

@@ -1,11 +1,18 @@
 //! Since which kernel maps of sockets can do what, and what of it works here.
 
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd as _, BorrowedFd};
 
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{TcpTlsTx, TcpUlp, TlsCryptoInfo};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use splice_base::error::Result;
+use splice_bpf::{load, objects};
 
+use crate::map::explained;
 use crate::matrix::{Cell, try_cell};
 use crate::member::Pair;
 use crate::protocol;
@@ -71,6 +78,7 @@ pub fn time_line() -> Vec<Step> {
         ),
         step("5.7", "TCP listeners in maps", listener()),
         step("5.10", "iterators", untried("no program here uses them")),
+        step("5.10", "programs change maps", changed_by_program()),
         step("5.13", "UDP redirects", to_egress(SocketKind::Udp)),
         step("5.15", "UNIX streams", to_egress(SocketKind::UnixStream)),
         step(
@@ -85,6 +93,7 @@ pub fn time_line() -> Vec<Step> {
             "VSOCK seqpackets",
             to_egress(SocketKind::VsockSeqpacket),
         ),
+        step("7.2", "members get no TLS keys", without_keys()),
     ]
 }
 
@@ -152,6 +161,67 @@ fn told() -> Shown {
         Ok(Err(errno)) => untried(&errno.to_string()),
         Err(error) => refused(&error),
     }
+}
+
+/// Whether the kernel loads a program that links caught connections.
+fn changed_by_program() -> Shown {
+    let loaded = load("admit", objects::ADMIT, |_| Ok(()));
+    match loaded.map_err(|error| explained(&error)) {
+        Ok(_) => (
+            Some(true),
+            "a tc program may put sockets into a map; Linux 7.3 took that back, and with it the engine sockmap, links of \
+             caught connections and spliced bypass"
+                .into(),
+        ),
+        Err(error) if error.to_string().contains("does not let") => {
+            (Some(false), error.to_string())
+        }
+        Err(error) => untried(&error.to_string()),
+    }
+}
+
+/// The protocols that can be stacked on TCP: those that are built in or whose modules are loaded (`tcp_ulp.c`).
+const UPPER_PROTOCOLS: &str = "/proc/sys/net/ipv4/tcp_available_ulp";
+
+/// Whether the kernel refuses keys to a member of a map. Stable releases had that ported back.
+fn without_keys() -> Shown {
+    let available = fs::read_to_string(UPPER_PROTOCOLS).unwrap_or_default();
+    if !available.split_whitespace().any(|name| name == "tls") {
+        return untried("the module tls is not loaded");
+    }
+    let keyed = SockMap::create(1).and_then(|map| {
+        let pair = Pair::of(SocketKind::Tcp)
+            .map_err(|why| splice_base::Error::new(splice_base::ErrorKind::System, why))?;
+        map.insert(0, &pair.member)?;
+        let stacked = setsockopt(&pair.member, TcpUlp::default(), b"tls");
+        Ok(stacked.and_then(|()| setsockopt(&pair.member, TcpTlsTx, &no_secret())))
+    });
+    match keyed {
+        Ok(Err(Errno::EINVAL)) => (
+            Some(true),
+            "setsockopt(TLS_TX) fails with EINVAL for a member of a map".into(),
+        ),
+        Ok(Ok(())) => (
+            Some(false),
+            "a member of a map gets TLS keys, and its program would see what is encrypted".into(),
+        ),
+        Ok(Err(errno)) => untried(&errno.to_string()),
+        Err(error) => refused(&error),
+    }
+}
+
+/// Keys of zeros: nothing is sent with them.
+fn no_secret() -> TlsCryptoInfo {
+    TlsCryptoInfo::Aes128Gcm(libc::tls12_crypto_info_aes_gcm_128 {
+        info: libc::tls_crypto_info {
+            version: libc::TLS_1_2_VERSION,
+            cipher_type: libc::TLS_CIPHER_AES_GCM_128,
+        },
+        iv: [0; 8],
+        key: [0; 16],
+        salt: [0; 4],
+        rec_seq: [0; 8],
+    })
 }
 
 /// Whether a redirect works from a kind to itself.

@@ -75,14 +75,14 @@ pub(crate) enum Command {
 ///
 /// The doctor tries each engine on sockets of its own and prints yes, or no with the reason and the
 /// remedy. It also tests for known defects of the kernel, and shows what maps of sockets can do since which
-/// kernel, and here. It takes a second or two and leaves nothing
+/// kernel, and here, and which other features of kernels matter. It takes a second or two and leaves nothing
 /// behind. Run it as the same user, with the same limits and capabilities, as the relay.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::DOCTOR))]
 pub(crate) struct DoctorArgs {
     /// Print JSON: kernel; engines, each with engine, verdict (yes or no), reason and remedy; defects,
     /// each with name, present (null if it could not be tested) and reason; time_line, each with since, what,
-    /// works (null if it could not be tried) and reason; segments, each reason with its count.
+    /// works (null if it could not be tried) and reason; features, with the same fields; segments, each reason with its count.
     #[arg(long)]
     pub(crate) json: bool,
 }

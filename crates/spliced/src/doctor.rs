@@ -1,6 +1,7 @@
 //! `spliced doctor`: prints which engines work on this host, as text or JSON.
 
 mod counts;
+mod features;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,6 +12,7 @@ use splice::doctor::{Finding, Report, examine, segment_counts};
 use splice_sockmap::{Defect, Step, defects, time_line};
 
 use self::counts::Counts;
+use self::features::{Feature, features};
 use crate::cli::DoctorArgs;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::standard_output::print;
@@ -35,10 +37,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
         defects: defects(),
         time_line: time_line(),
     };
+    let features = features();
     let text = if args.json {
-        format!("{:#}\n", as_json(&engines, &maps, &counts))
+        format!("{:#}\n", as_json(&engines, &maps, &features, &counts))
     } else {
-        as_text(&engines, &maps, &counts)
+        as_text(&engines, &maps, &features, &counts)
     };
     print(&text)
 }
@@ -49,7 +52,7 @@ struct Maps {
     time_line: Vec<Step>,
 }
 
-fn as_json(engines: &Report, maps: &Maps, counts: &Counts) -> Value {
+fn as_json(engines: &Report, maps: &Maps, features: &[Feature], counts: &Counts) -> Value {
     let engine = |finding: &Finding| {
         json!({
             "engine": finding.engine.as_str(),
@@ -73,17 +76,26 @@ fn as_json(engines: &Report, maps: &Maps, counts: &Counts) -> Value {
             "reason": step.reason,
         })
     };
+    let feature = |feature: &Feature| {
+        json!({
+            "since": feature.since,
+            "what": feature.what,
+            "works": feature.works,
+            "reason": feature.reason,
+        })
+    };
     json!({
         "kernel": engines.kernel,
         "engines": engines.engines.iter().map(engine).collect::<Vec<_>>(),
         "defects": maps.defects.iter().map(defect).collect::<Vec<_>>(),
         "time_line": maps.time_line.iter().map(step).collect::<Vec<_>>(),
+        "features": features.iter().map(feature).collect::<Vec<_>>(),
         // null where they cannot be read, which is not the same as none.
         "segments": counts.as_ref().ok().map(|counts| counts.iter().copied().collect::<BTreeMap<_, _>>()),
     })
 }
 
-fn as_text(engines: &Report, maps: &Maps, counts: &Counts) -> String {
+fn as_text(engines: &Report, maps: &Maps, features: &[Feature], counts: &Counts) -> String {
     let mut text = format!("Linux {}\n\nEngines\n", engines.kernel);
     for finding in &engines.engines {
         let mut words = finding.reason.clone();
@@ -122,17 +134,25 @@ fn as_text(engines: &Report, maps: &Maps, counts: &Counts) -> String {
     }
     text.push_str("\nMaps of sockets, since which Linux and whether here\n");
     for step in &maps.time_line {
-        let works = match step.works {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "unknown",
-        };
         let words = format!("{}: {}", step.what, once(engines, &step.reason));
-        add_row(&mut text, step.since, works, &words);
+        add_row(&mut text, step.since, whether(step.works), &words);
+    }
+    text.push_str("\nOther features of the kernel, since which Linux and whether here\n");
+    for feature in features {
+        let words = format!("{}: {}", feature.what, feature.reason);
+        add_row(&mut text, feature.since, whether(feature.works), &words);
     }
     text.push_str("\nSegments in the relays that run, by what became of them (docs/segment.md)\n");
     add_counts(&mut text, counts);
     text
+}
+
+fn whether(works: Option<bool>) -> &'static str {
+    match works {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    }
 }
 
 /// `reason` without what is said of an engine already.

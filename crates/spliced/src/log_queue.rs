@@ -96,6 +96,13 @@ impl LogQueue {
     pub(crate) const CAPACITY_LINES: usize = 16 * 1024;
 
     /// Starts the thread, called `name`, that writes to `sink`.
+    #[cfg_attr(
+        not(any(test, target_arch = "x86_64")),
+        expect(
+            dead_code,
+            reason = "spliced adopt, which uses it, works on x86-64 only so far"
+        )
+    )]
     pub(crate) fn start(
         name: &str,
         sink: impl LogSink,

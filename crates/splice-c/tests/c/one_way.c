@@ -198,7 +198,7 @@ static void closed_sockets_are_a_pair(void)
 
 int main(void)
 {
-	alarm(60);
+	alarm(300);
 	MUST(splice_abi_version() == SPLICE_ABI_VERSION);
 	MUST(sizeof(struct splice) == 32 && offsetof(struct splice, sp_max) == 8);
 	MUST(offsetof(struct splice, sp_idle) == 16);

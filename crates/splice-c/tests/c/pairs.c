@@ -362,7 +362,7 @@ static void mistakes_are_told(void)
 
 int main(void)
 {
-	alarm(60);
+	alarm(300);
 	signal(SIGPIPE, SIG_IGN);
 	a_pair_moves_both_ways_and_ends_in_order();
 	a_final_pair_uses_every_engine();

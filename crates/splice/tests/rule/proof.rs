@@ -67,8 +67,8 @@ fn round_trips(Joined { a, b, .. }: &Joined, numbers: Range<u64>) {
 /// Waits until the loop's thread blocks in its wait.
 pub(crate) fn wait_asleep(calls: &mut SystemCalls) {
     until("the loop waits", || {
-        let ended = calls.sum_ended(&WAITING);
-        calls.sum_begun(&WAITING) == ended + 1
+        let ended = calls.sum_ended(WAITING);
+        calls.sum_begun(WAITING) == ended + 1
     });
 }
 
@@ -79,7 +79,7 @@ fn wait_at_rest(engine: &Contestant, calls: &mut SystemCalls) {
     if is_in_kernel(engine) {
         let mut last = (0, Instant::now());
         until("the loop has been asleep for long", || {
-            let waits = calls.sum_begun(&WAITING);
+            let waits = calls.sum_begun(WAITING);
             if waits != last.0 {
                 last = (waits, Instant::now());
             }
@@ -179,7 +179,7 @@ pub(crate) fn looks(engine: &Contestant, since: Instant) -> u64 {
 
 /// The reads, writes, splices, submits and waits so far.
 pub(crate) fn counted(calls: &mut SystemCalls) -> [u64; 5] {
-    let waits = calls.sum_begun(&WAITING);
+    let waits = calls.sum_begun(WAITING);
     let [reads, writes, splices, submits] =
         ["recvfrom", "sendto", "splice", "io_submit"].map(|name| calls.begun(name));
     [reads, writes, splices, submits, waits]
@@ -278,8 +278,8 @@ fn wakes_nobody_when_idle(engine: &Contestant, mix: Mix) {
     // timer, and the last read of a UNIX stream's peer, which is notified after it.
     until("the loop sleeps on", || {
         wait_at_rest(engine, calls);
-        let before = calls.sum_begun(&WAITING);
+        let before = calls.sum_begun(WAITING);
         thread::sleep(SLEEPS_ON);
-        calls.sum_begun(&WAITING) == before && calls.sum_ended(&WAITING) == before - 1
+        calls.sum_begun(WAITING) == before && calls.sum_ended(WAITING) == before - 1
     });
 }

@@ -14,12 +14,17 @@ pub(crate) const CARRYING: [&str; 8] = [
 ];
 /// The calls that move bytes in other ways.
 const ENGINES: [&str; 3] = ["splice", "io_submit", "io_getevents"];
-pub(crate) const WAITING: [&str; 4] = [
-    "epoll_wait",
-    "epoll_pwait",
-    "epoll_pwait2",
-    "io_uring_enter",
-];
+/// Newer architectures have no epoll_wait(2) (`asm-generic/unistd.h`).
+pub(crate) const WAITING: &[&str] = if cfg!(target_arch = "x86_64") {
+    &[
+        "epoll_wait",
+        "epoll_pwait",
+        "epoll_pwait2",
+        "io_uring_enter",
+    ]
+} else {
+    &["epoll_pwait", "epoll_pwait2", "io_uring_enter"]
+};
 
 /// The tracepoint of all calls, in the folder of `syscalls`.
 const ANY: &str = "../raw_syscalls/sys_enter";
@@ -92,7 +97,7 @@ impl SystemCalls {
 fn identifiers() -> &'static BTreeMap<String, u64> {
     static IDENTIFIERS: OnceLock<BTreeMap<String, u64>> = OnceLock::new();
     IDENTIFIERS.get_or_init(|| {
-        let enter = CARRYING.iter().chain(&ENGINES).chain(&WAITING);
+        let enter = CARRYING.iter().chain(&ENGINES).chain(WAITING);
         let names: Vec<_> = enter
             .map(|name| format!("sys_enter_{name}"))
             .chain(WAITING.iter().map(|name| format!("sys_exit_{name}")))

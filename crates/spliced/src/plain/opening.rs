@@ -163,7 +163,7 @@ impl Opening {
                     return Opened::Waiting;
                 }
                 Turn::Over => {
-                    let why = self.failed.map(words);
+                    let why = self.failed.map(|errno| self.place.unreached(errno));
                     return Opened::Failed(
                         why.unwrap_or_else(|| "its name does not resolve".into()),
                     );

@@ -15,6 +15,7 @@ use rustix::net::{
 use splice::{Address, SocketName};
 
 use crate::listener::{SocketFile, Start, remove_stale_by, why_not};
+use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 use crate::target::{Lookup, Question, Target};
 
@@ -207,6 +208,19 @@ impl Place {
         }
     }
 
+    /// Why no connection to it was made, by what its last address has met.
+    pub(super) fn unreached(&self, errno: Errno) -> String {
+        match (&self.name, errno) {
+            // What VSOCK answers where nobody listens (`virtio_transport_recv_connecting`, seen on 7.3).
+            (SocketName::VsockStream(_) | SocketName::VsockSeqpacket(_), Errno::CONNRESET) => {
+                "nothing listens there, as far as this network namespace reaches; since Linux 7.0 one can have VSOCK ports of \
+                 its own (net.vsock.ns_mode)"
+                    .into()
+            }
+            (_, errno) => words(errno),
+        }
+    }
+
     fn socket(&self, address: &Resolved) -> Result<OwnedFd, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match address {
@@ -257,4 +271,23 @@ impl Resolved {
 
 fn errno(result: nix::Result<()>) -> Result<(), Errno> {
     result.map_err(|error| Errno::from_raw_os_error(error as i32))
+}
+
+#[cfg(test)]
+mod tests {
+    use splice::VsockAddress;
+
+    use super::*;
+
+    #[test]
+    fn a_vsock_port_without_a_listener_may_be_in_another_namespace() {
+        let vsock = SocketName::VsockStream(VsockAddress { cid: 1, port: 7 });
+        let vsock = Place::to_listen(&vsock).expect("nothing to resolve");
+        let why = vsock.unreached(Errno::CONNRESET);
+        assert!(why.contains("net.vsock.ns_mode"), "{why}");
+        assert!(vsock.unreached(Errno::TIMEDOUT).contains("timed out"));
+        // A TCP server that resets is there.
+        let why = Place::at(Vec::new()).unreached(Errno::CONNRESET);
+        assert!(!why.contains("vsock"), "{why}");
+    }
 }

@@ -8,6 +8,10 @@ mod bad_path;
 mod patience;
 #[path = "../../../splice/tests/support/payload.rs"]
 mod payload;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "the tests of spliced adopt ask for more")
+)]
 mod peer;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../splice/tests/support/random.rs"]
@@ -23,6 +27,7 @@ mod system_calls;
 mod tls;
 
 mod access_log;
+#[cfg(target_arch = "x86_64")]
 mod adopt;
 mod bypass;
 mod bypass_capture;
@@ -42,6 +47,10 @@ mod few_descriptors;
 mod file_access;
 mod firewall;
 mod flow;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "the tests of spliced adopt ask for more")
+)]
 mod forbidden_call;
 mod from_syn;
 mod hostile;
@@ -68,3 +77,4 @@ mod target;
 mod top;
 mod trace;
 mod usage;
+mod vsock_namespace;
