@@ -1,7 +1,7 @@
 //! Addresses to listen on and to connect to, as text.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -10,7 +10,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// (unix(7)).
 const UNIX_PATH_MAX_BYTES: usize = 107;
 
-/// Where to listen or to connect. Every option and message writes an address in this one form.
+/// Where a socket that has connections listens, or connects to. Every option and message writes an address in this one
+/// form.
 ///
 /// | written | means |
 /// |---|---|
@@ -19,6 +20,9 @@ const UNIX_PATH_MAX_BYTES: usize = 107;
 /// | `host:port` | every address that the name resolves to, in the order in which to try them; `localhost` is 127.0.0.1 and ::1 |
 /// | `unix:/path` | a UNIX stream socket in the file system |
 /// | `unix:@name` | a UNIX stream socket in the abstract namespace of unix(7) |
+///
+/// These are what it is parsed from. A [`SocketName`](crate::socket_name::SocketName) may also have one of VSOCK, or of a
+/// socket that keeps messages apart.
 ///
 /// ```
 /// use splice_base::address::Address;
@@ -39,6 +43,35 @@ pub enum Address {
     UnixPath(PathBuf),
     /// A UNIX stream socket with a name in the abstract namespace, without the leading `@`.
     UnixAbstract(String),
+    /// A VSOCK stream socket.
+    Vsock(VsockAddress),
+    /// A socket of type `SOCK_SEQPACKET`, which keeps messages apart.
+    Seqpacket(SeqpacketAddress),
+}
+
+/// Where a VSOCK socket listens or connects to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VsockAddress {
+    /// The context identifier; `VMADDR_CID_ANY` if none was written.
+    pub cid: u32,
+    /// The port, which has 32 bits.
+    pub port: u32,
+}
+
+impl VsockAddress {
+    /// `VMADDR_CID_ANY` (vsock(7)): every context identifier of this host.
+    pub const ANY_CID: u32 = u32::MAX;
+}
+
+/// Where a socket of type `SOCK_SEQPACKET` listens or connects to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SeqpacketAddress {
+    /// A UNIX socket with a name in the file system.
+    UnixPath(PathBuf),
+    /// A UNIX socket with a name in the abstract namespace, without the leading `@`.
+    UnixAbstract(String),
+    /// A VSOCK socket.
+    Vsock(VsockAddress),
 }
 
 impl FromStr for Address {
@@ -59,6 +92,38 @@ impl FromStr for Address {
 }
 
 impl Address {
+    /// Whether it is of TCP.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self, Self::Inet { .. })
+    }
+
+    /// Whether its socket keeps messages apart. Other sockets have streams.
+    pub fn keeps_messages(&self) -> bool {
+        matches!(self, Self::Seqpacket(_))
+    }
+
+    /// The file of its socket, if it has one.
+    pub fn socket_file(&self) -> Option<&Path> {
+        match self {
+            Self::UnixPath(path) | Self::Seqpacket(SeqpacketAddress::UnixPath(path)) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Its context identifier and port, if it is one of VSOCK.
+    pub fn vsock(&self) -> Option<VsockAddress> {
+        match self {
+            Self::Vsock(vsock) | Self::Seqpacket(SeqpacketAddress::Vsock(vsock)) => Some(*vsock),
+            _ => None,
+        }
+    }
+
+    /// Whether it is one to listen on only: every context identifier of VSOCK.
+    pub fn names_no_peer(&self) -> bool {
+        self.vsock()
+            .is_some_and(|vsock| vsock.cid == VsockAddress::ANY_CID)
+    }
+
     /// Reads an address of TCP.
     ///
     /// # Errors
@@ -185,6 +250,28 @@ impl fmt::Display for Address {
             Self::Inet { host, port } => write!(f, "{host}:{port}"),
             Self::UnixPath(path) => write!(f, "unix:{}", path.display()),
             Self::UnixAbstract(name) => write!(f, "unix:@{name}"),
+            Self::Vsock(vsock) => write!(f, "vsock:{vsock}"),
+            Self::Seqpacket(seqpacket) => seqpacket.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for SeqpacketAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnixPath(path) => write!(f, "seqpacket:{}", path.display()),
+            Self::UnixAbstract(name) => write!(f, "seqpacket:@{name}"),
+            Self::Vsock(vsock) => write!(f, "vsock-seqpacket:{vsock}"),
+        }
+    }
+}
+
+/// Without the prefix that says which kind of socket it is.
+impl fmt::Display for VsockAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cid {
+            Self::ANY_CID => write!(f, ":{}", self.port),
+            cid => write!(f, "{cid}:{}", self.port),
         }
     }
 }

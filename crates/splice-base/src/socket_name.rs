@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::address::{Address, invalid, parse_inet, parse_unix};
+use crate::address::{Address, SeqpacketAddress, VsockAddress, invalid, parse_inet, parse_unix};
 use crate::error::{Error, Result};
 
 /// An address and the kind of its socket.
@@ -25,32 +25,12 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SocketName {
-    /// A TCP or UNIX stream socket.
-    Stream(Address),
+    /// A socket that has connections: a stream of TCP, UNIX or VSOCK, or one that keeps messages apart.
+    Connected(Address),
     /// A UDP socket; the address is an [`Address::Inet`].
     Udp(Address),
     /// A UNIX datagram socket; the address is that of a UNIX socket.
     UnixDatagram(Address),
-    /// A UNIX socket of type `SOCK_SEQPACKET`; the address is that of a UNIX socket.
-    UnixSeqpacket(Address),
-    /// A VSOCK stream socket.
-    VsockStream(VsockAddress),
-    /// A VSOCK socket of type `SOCK_SEQPACKET`.
-    VsockSeqpacket(VsockAddress),
-}
-
-/// Where a VSOCK socket listens or connects to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct VsockAddress {
-    /// The context identifier; `VMADDR_CID_ANY` if none was written.
-    pub cid: u32,
-    /// The port, which has 32 bits.
-    pub port: u32,
-}
-
-impl VsockAddress {
-    /// `VMADDR_CID_ANY` (vsock(7)): every context identifier of this host.
-    pub const ANY_CID: u32 = u32::MAX;
 }
 
 impl SocketName {
@@ -61,7 +41,7 @@ impl SocketName {
 
     /// Whether this socket has connections and message boundaries.
     pub fn is_seqpacket(&self) -> bool {
-        matches!(self, Self::UnixSeqpacket(_) | Self::VsockSeqpacket(_))
+        matches!(self, Self::Connected(address) if address.keeps_messages())
     }
 }
 
@@ -80,15 +60,24 @@ impl FromStr for SocketName {
             return parse_unix(text, name, "unixgram:").map(Self::UnixDatagram);
         }
         if let Some(name) = after("seqpacket:") {
-            return parse_unix(text, name, "seqpacket:").map(Self::UnixSeqpacket);
+            let named = match parse_unix(text, name, "seqpacket:")? {
+                Address::UnixPath(path) => Address::Seqpacket(SeqpacketAddress::UnixPath(path)),
+                Address::UnixAbstract(name) => {
+                    Address::Seqpacket(SeqpacketAddress::UnixAbstract(name))
+                }
+                other => other,
+            };
+            return Ok(Self::Connected(named));
         }
         if let Some(rest) = after("vsock:") {
-            return parse_vsock(text, rest).map(Self::VsockStream);
+            return parse_vsock(text, rest).map(|vsock| Self::Connected(Address::Vsock(vsock)));
         }
         if let Some(rest) = after("vsock-seqpacket:") {
-            return parse_vsock(text, rest).map(Self::VsockSeqpacket);
+            let vsock = parse_vsock(text, rest)?;
+            let seqpacket = Address::Seqpacket(SeqpacketAddress::Vsock(vsock));
+            return Ok(Self::Connected(seqpacket));
         }
-        text.parse().map(Self::Stream)
+        text.parse().map(Self::Connected)
     }
 }
 
@@ -118,29 +107,14 @@ fn parse_vsock(text: &str, rest: &str) -> Result<VsockAddress> {
 impl fmt::Display for SocketName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (prefix, address) = match self {
-            Self::Stream(address) => ("", address),
+            Self::Connected(address) => return address.fmt(f),
             Self::Udp(address) => ("udp:", address),
             Self::UnixDatagram(address) => ("unixgram:", address),
-            Self::UnixSeqpacket(address) => ("seqpacket:", address),
-            Self::VsockStream(address) => return write!(f, "vsock:{address}"),
-            Self::VsockSeqpacket(address) => return write!(f, "vsock-seqpacket:{address}"),
         };
         match address {
-            Address::Inet { .. } => write!(f, "{prefix}{address}"),
-            Address::UnixPath(path) if !prefix.is_empty() => {
-                write!(f, "{prefix}{}", path.display())
-            }
-            Address::UnixAbstract(name) if !prefix.is_empty() => write!(f, "{prefix}@{name}"),
-            stream => stream.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for VsockAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.cid {
-            Self::ANY_CID => write!(f, ":{}", self.port),
-            cid => write!(f, "{cid}:{}", self.port),
+            Address::UnixPath(path) => write!(f, "{prefix}{}", path.display()),
+            Address::UnixAbstract(name) => write!(f, "{prefix}@{name}"),
+            other => write!(f, "{prefix}{other}"),
         }
     }
 }
@@ -164,6 +138,7 @@ mod tests {
             "unixgram:/run/x",
             "unixgram:@x",
             "seqpacket:/run/x",
+            "seqpacket:@x",
             "vsock:3:80",
             "vsock::80",
             "vsock-seqpacket:2:1",

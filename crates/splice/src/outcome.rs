@@ -163,6 +163,8 @@ pub struct Outcome {
     pub reason: Reason,
     /// The exact number of bytes moved.
     pub moved: Counters,
+    /// The messages of sockets that keep them apart ([`Kind::keeps_messages`](crate::Kind::keeps_messages)); 0 for streams.
+    pub messages: Counters,
     /// The engine that moved the last bytes, or the kernel engine if it moved any. An engine that
     /// never took the pair, or took it and moved no byte, is not reported, even if it was chosen by
     /// name.

@@ -41,6 +41,15 @@ pub(crate) fn of_attempt(errno: Errno) -> Fault {
     }
 }
 
+/// The error of a connection to `address` as TCP would have it: VSOCK resets a connection where nobody listens
+/// (`virtio_transport_recv_connecting`, seen on 7.3).
+pub(crate) fn as_of_tcp(errno: Errno, address: &SocketAddress) -> Errno {
+    match errno {
+        Errno::CONNRESET if address.kind().is_vsock() => Errno::CONNREFUSED,
+        errno => errno,
+    }
+}
+
 /// Of an error that connect(2) has returned at once.
 pub(crate) fn of_connect(errno: Errno, address: &SocketAddress) -> Fault {
     match errno {
@@ -78,6 +87,8 @@ fn lacks_address_for(address: &SocketAddress) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use splice::VsockAddress;
+
     use super::*;
 
     #[test]
@@ -99,6 +110,11 @@ mod tests {
         }
         assert_eq!(of_attempt(Errno::CONNREFUSED), Fault::Server);
         assert_eq!(of_attempt(Errno::CONNRESET), Fault::Reset);
+        let vsock = SocketAddress::Vsock(VsockAddress { cid: 2, port: 1 });
+        for (address, meant) in [(&address, Errno::CONNRESET), (&vsock, Errno::CONNREFUSED)] {
+            assert_eq!(as_of_tcp(Errno::CONNRESET, address), meant);
+            assert_eq!(as_of_tcp(Errno::TIMEDOUT, address), Errno::TIMEDOUT);
+        }
         assert_eq!(of_connect(Errno::CONNREFUSED, &address), Fault::Server);
         assert_eq!(of_connect(Errno::NETUNREACH, &address), Fault::Server);
         // Nothing that fails before a packet could leave is the server's fault.

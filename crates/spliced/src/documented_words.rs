@@ -35,8 +35,8 @@ const NO_REASONS: [&str; 8] = [
 ];
 
 /// What is no relay of streams, or another command.
-const NOT_OF_RELAYS: [&str; 9] = [
-    "adopt", "bypass", "check", "command", "datagram", "doctor", "mesh", "plain", "trace",
+const NOT_OF_RELAYS: [&str; 8] = [
+    "adopt", "bypass", "check", "command", "datagram", "doctor", "mesh", "trace",
 ];
 
 /// Below this a run of words is shared by chance.

@@ -35,7 +35,7 @@ const UNCHANGED: u32 = u32::MAX;
 impl FileAccess {
     /// Why a listener on `address` cannot have this.
     pub(crate) fn suit(self, address: &Address) -> Result<(), String> {
-        if self == Self::default() || matches!(address, Address::UnixPath(_)) {
+        if self == Self::default() || address.socket_file().is_some() {
             return Ok(());
         }
         Err(format!(

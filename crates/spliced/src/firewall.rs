@@ -66,7 +66,7 @@ pub(crate) fn log_what_is_kept_back(listening: &[SocketAddress], targets: &[Sock
 fn inet(address: &SocketAddress) -> Option<SocketAddr> {
     match address {
         SocketAddress::Inet(address) => Some(*address),
-        SocketAddress::Unix(_) => None,
+        _ => None,
     }
 }
 

@@ -1,22 +1,21 @@
 //! Which kinds of sockets a relay joins, and which it cannot.
 
 use anyhow::Result;
-use splice::{Address, EngineChoice, EngineName, SocketName, VsockAddress};
+use splice::{Address, EngineChoice, EngineName, SocketName};
 
 use crate::cli::RelayArgs;
 use crate::datagram::DatagramPlan;
 use crate::file_access::FileAccess;
-use crate::plain::PlainPlan;
-use crate::plan::{DatagramTerms, Plan};
+use crate::plan::{DatagramTerms, NO_MACHINE, Plan};
 use crate::refusal::WrongUsage;
 use crate::relay;
 
 /// What `spliced relay` is to do, by the kinds of its sockets.
 #[derive(Debug)]
 pub(crate) enum Kinds {
-    Streams(Plan),
+    /// Of streams, or of messages.
+    Connections(Plan),
     Datagrams(DatagramPlan),
-    Others(PlainPlan),
 }
 
 impl Kinds {
@@ -25,25 +24,18 @@ impl Kinds {
     pub(crate) fn of(args: RelayArgs) -> Result<Self> {
         args.access_log.check().or_else(refuse)?;
         let (listen, target) = (args.listen.clone(), args.target.clone());
-        if let (SocketName::Stream(listen), SocketName::Stream(target)) = (&listen, &target) {
+        if let (SocketName::Connected(near), SocketName::Connected(far)) = (&listen, &target)
+            && near.keeps_messages() == far.keeps_messages()
+        {
             refuse_those_of_datagrams(&args)?;
-            if let Address::Inet { port: 0, .. } = target {
-                return refuse(&format!(
-                    "the target {target} cannot be used: nobody listens on port 0; write its port"
-                ));
-            }
-            let access = args.life.file_access;
-            access.suit(listen).map_err(WrongUsage::new)?;
-            let (listen, target) = (listen.clone(), target.clone());
-            return Ok(Self::Streams(relay::plan_of_relay(args, listen, target)));
+            refuse_on_connections(near, far, &args)?;
+            let (listen, target) = (near.clone(), far.clone());
+            return Ok(Self::Connections(relay::plan_of_relay(
+                args, listen, target,
+            )));
         }
         if let Some(plan) = DatagramPlan::between(listen.clone(), target.clone()) {
             return of_datagrams(plan, args).map(Self::Datagrams);
-        }
-        if listen.is_datagram() == target.is_datagram()
-            && listen.is_seqpacket() == target.is_seqpacket()
-        {
-            return of_others(listen, target, args).map(Self::Others);
         }
         refuse(&format!(
             "{listen} and {target} cannot be joined: a stream, a datagram socket and one with messages \
@@ -52,30 +44,70 @@ impl Kinds {
     }
 }
 
-/// Refuses the options that only streams of TCP and UNIX have.
-fn refuse_those_of_streams(args: &RelayArgs) -> Result<()> {
-    let given = [
-        (
-            args.life.keepalive.is_some(),
-            "--keepalive is for TCP; leave it out",
-        ),
-        (
-            args.life.user_timeout.is_some(),
-            "--user-timeout is for TCP; leave it out",
-        ),
-        (
-            args.half_close_timeout.is_some(),
-            "--half-close-timeout is for TCP and UNIX streams; leave it out",
-        ),
-        (
-            args.life.file_access != FileAccess::default(),
-            "--mode, --owner and --group are for UNIX streams; leave them out",
-        ),
-    ];
-    match given.iter().find(|(is_given, _)| *is_given) {
-        Some((_, sentence)) => refuse(sentence),
-        None => Ok(()),
+/// Refuses what connections between such sockets cannot have.
+fn refuse_on_connections(listen: &Address, target: &Address, args: &RelayArgs) -> Result<()> {
+    if let Address::Inet { port: 0, .. } = target {
+        return refuse(&format!(
+            "the target {target} cannot be used: nobody listens on port 0; write its port"
+        ));
     }
+    if target.names_no_peer() {
+        return refuse(&format!("the target {target} cannot be used: {NO_MACHINE}"));
+    }
+    let access = args.life.file_access;
+    access.suit(listen).map_err(WrongUsage::new)?;
+    let is_copied = [
+        EngineChoice::default(),
+        EngineChoice::Only(EngineName::Copy),
+    ]
+    .contains(&args.engine);
+    let others = [listen, target].into_iter();
+    let others = others.filter(|it| it.vsock().is_some() || it.keeps_messages());
+    for address in others {
+        if !is_copied {
+            return refuse(&format!(
+                "--engine {} does not take {address}; use auto or copy",
+                args.engine
+            ));
+        }
+        if args.bypass_firewall {
+            return refuse("--bypass-firewall is for TCP; leave it out");
+        }
+        if args.from_syn {
+            return refuse("--from-syn is for TCP; leave it out");
+        }
+        if !listen.is_tcp() && !target.is_tcp() {
+            refuse_those_of_tcp(args)?;
+        }
+        if listen == target {
+            return refuse(&format!(
+                "the target {target} is this relay itself; choose another target"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_those_of_tcp(args: &RelayArgs) -> Result<()> {
+    if args.life.keepalive.is_some() {
+        return refuse("--keepalive is for TCP; leave it out");
+    }
+    if args.life.user_timeout.is_some() {
+        return refuse("--user-timeout is for TCP; leave it out");
+    }
+    Ok(())
+}
+
+/// Refuses the options that only connections have.
+fn refuse_those_of_connections(args: &RelayArgs) -> Result<()> {
+    refuse_those_of_tcp(args)?;
+    if args.half_close_timeout.is_some() {
+        return refuse("--half-close-timeout is for connections; leave it out");
+    }
+    if args.life.file_access != FileAccess::default() {
+        return refuse("--mode, --owner and --group are for connections; leave them out");
+    }
+    Ok(())
 }
 
 fn refuse_those_of_datagrams(args: &RelayArgs) -> Result<()> {
@@ -104,7 +136,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
             plan.target
         ));
     }
-    refuse_those_of_streams(&args)?;
+    refuse_those_of_connections(&args)?;
     if args.life.max_connections.is_some() {
         return refuse(
             "--max-connections is for streams; limit a relay of datagrams with --max-sessions",
@@ -117,53 +149,6 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
         access_log: args.access_log,
         control: args.control,
         ..plan
-    })
-}
-
-/// A relay of messages with connections, or of VSOCK streams.
-fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<PlainPlan> {
-    let is_copied = [
-        EngineChoice::default(),
-        EngineChoice::Only(EngineName::Copy),
-    ]
-    .contains(&args.engine);
-    for name in [&listen, &target] {
-        if !is_copied && !matches!(name, SocketName::Stream(_)) {
-            return refuse(&format!(
-                "--engine {} does not take {name}; use auto or copy",
-                args.engine
-            ));
-        }
-    }
-    if let SocketName::VsockStream(address) | SocketName::VsockSeqpacket(address) = &target
-        && address.cid == VsockAddress::ANY_CID
-    {
-        return refuse(&format!(
-            "{target} names no machine to connect to; write its context identifier, such as 2 for the host"
-        ));
-    }
-    if listen == target {
-        return refuse(&format!(
-            "the target {target} is this relay itself; choose another target"
-        ));
-    }
-    if args.bypass_firewall {
-        return refuse("--bypass-firewall is for TCP; leave it out");
-    }
-    if args.from_syn {
-        return refuse("--from-syn is for TCP; leave it out");
-    }
-    refuse_those_of_streams(&args)?;
-    refuse_those_of_datagrams(&args)?;
-    Ok(PlainPlan {
-        listen,
-        target,
-        connect_timeout: args.connect_timeout,
-        idle_timeout: args.life.idle_timeout,
-        max_connections: args.life.max_connections,
-        drain_timeout: args.life.drain_timeout,
-        access_log: args.access_log,
-        control: args.control,
     })
 }
 

@@ -57,7 +57,6 @@ mod metrics;
 mod outgoing;
 mod own_network;
 mod peer_timeouts;
-mod plain;
 mod plan;
 mod printable;
 mod race;
@@ -135,9 +134,8 @@ fn main() -> ExitCode {
 fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     match command {
         Command::Relay(args) => match Kinds::of(args)? {
-            Kinds::Streams(plan) => relay::run(&plan, "relay", None, signals, diagnostics),
+            Kinds::Connections(plan) => relay::run(&plan, "relay", None, signals, diagnostics),
             Kinds::Datagrams(plan) => datagram::run(plan, signals, diagnostics).map(ended),
-            Kinds::Others(plan) => plain::run(plan, signals, diagnostics).map(ended),
         },
         Command::Echo(args) => {
             let plan = relay::plan_of_echo(args)?;

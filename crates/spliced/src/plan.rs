@@ -176,7 +176,7 @@ pub(crate) struct ServerPlan {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ServerAddress {
-    /// Of streams.
+    /// Of streams or messages.
     Address(Address),
     /// A UDP or UNIX datagram socket.
     Datagrams(SocketName),
@@ -184,7 +184,45 @@ pub(crate) enum ServerAddress {
     Srv(String),
 }
 
+/// Of a VSOCK server without a context identifier.
+pub(crate) const NO_MACHINE: &str =
+    "it names no machine to connect to; write its context identifier, such as 2 for the host";
+
+/// What sockets pass on. Only two of a kind can be joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Traffic {
+    Streams,
+    /// Each arrives whole, on a connection (`SOCK_SEQPACKET`).
+    Messages,
+    Datagrams,
+}
+
+impl Traffic {
+    pub(crate) fn of(address: &Address) -> Self {
+        match address.keeps_messages() {
+            true => Self::Messages,
+            false => Self::Streams,
+        }
+    }
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Streams => "streams",
+            Self::Messages => "messages",
+            Self::Datagrams => "datagrams",
+        }
+    }
+}
+
 impl ServerAddress {
+    pub(crate) fn traffic(&self) -> Traffic {
+        match self {
+            Self::Address(address) => Traffic::of(address),
+            Self::Datagrams(_) => Traffic::Datagrams,
+            Self::Srv(_) => Traffic::Streams,
+        }
+    }
+
     /// Its address, unless DNS records name the servers.
     pub(crate) fn fixed(&self) -> Option<&Address> {
         match self {
@@ -332,10 +370,24 @@ impl BackendPlan {
         matches!(&self.servers[..], [only] if only.address.fixed().is_some())
     }
 
-    /// Whether its servers take datagrams. All do, or none does.
+    /// What its servers take, which is the same for all.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let first = self.servers.first();
+        first.map_or(Traffic::Streams, |server| server.address.traffic())
+    }
+
+    /// Whether all of its servers are reached by VSOCK.
+    pub(crate) fn is_of_vsock(&self) -> bool {
+        let is_vsock = |server: &ServerPlan| {
+            let address = server.address.fixed();
+            address.is_some_and(|address| address.vsock().is_some())
+        };
+        self.servers.iter().all(is_vsock)
+    }
+
+    /// Whether its servers take datagrams.
     pub(crate) fn is_of_datagrams(&self) -> bool {
-        let first = self.servers.first().map(|server| &server.address);
-        matches!(first, Some(ServerAddress::Datagrams(_)))
+        self.traffic() == Traffic::Datagrams
     }
 
     /// A backend of one server, with every default.

@@ -2,22 +2,31 @@
 
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::Path;
 
 use anyhow::{Context, Result};
+use nix::sys::socket::{SockaddrStorage, VsockAddr};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
     getpeername, getsockname, ipproto, socket_with, sockopt,
 };
-use splice::{Address, Kind};
+use splice::{Address, Kind, SeqpacketAddress, VsockAddress};
 
 /// The address of a socket. What the user wrote is an [`Address`], which may stand for several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SocketAddress {
     Inet(SocketAddr),
     Unix(SocketAddrUnix),
+    Vsock(VsockAddress),
+    /// Of a socket that keeps messages apart.
+    UnixSeqpacket(SocketAddrUnix),
+    VsockSeqpacket(VsockAddress),
 }
+
+/// `VMADDR_CID_LOCAL` (vsock(7)): this machine itself.
+pub(crate) const LOCAL_CID: u32 = 1;
 
 impl SocketAddress {
     /// The addresses to listen on for `address`.
@@ -56,14 +65,30 @@ impl SocketAddress {
                 );
                 Ok(found)
             }
-            Address::UnixPath(path) => Ok(vec![Self::Unix(
-                SocketAddrUnix::new(path.as_path())
-                    .with_context(|| format!("{address} cannot be the name of a socket"))?,
-            )]),
-            Address::UnixAbstract(name) => Ok(vec![Self::Unix(
-                SocketAddrUnix::new_abstract_name(name.as_bytes())
-                    .with_context(|| format!("{address} cannot be the name of a socket"))?,
-            )]),
+            Address::UnixPath(path) => Ok(vec![Self::Unix(unix_path(path, address)?)]),
+            Address::UnixAbstract(name) => Ok(vec![Self::Unix(unix_abstract(name, address)?)]),
+            Address::Vsock(vsock) => Ok(vec![Self::Vsock(*vsock)]),
+            Address::Seqpacket(SeqpacketAddress::UnixPath(path)) => {
+                Ok(vec![Self::UnixSeqpacket(unix_path(path, address)?)])
+            }
+            Address::Seqpacket(SeqpacketAddress::UnixAbstract(name)) => {
+                Ok(vec![Self::UnixSeqpacket(unix_abstract(name, address)?)])
+            }
+            Address::Seqpacket(SeqpacketAddress::Vsock(vsock)) => {
+                Ok(vec![Self::VsockSeqpacket(*vsock)])
+            }
+        }
+    }
+
+    /// The kind of the sockets that `address` stands for. A name may have addresses of IPv4 and of IPv6, which engines do
+    /// not tell apart.
+    pub(crate) fn kind_for(address: &Address) -> Kind {
+        match address {
+            Address::Inet { .. } => Kind::Tcp4,
+            Address::UnixPath(_) | Address::UnixAbstract(_) => Kind::Unix,
+            Address::Vsock(_) => Kind::Vsock,
+            Address::Seqpacket(SeqpacketAddress::Vsock(_)) => Kind::VsockSeqpacket,
+            Address::Seqpacket(_) => Kind::UnixSeqpacket,
         }
     }
 
@@ -81,11 +106,56 @@ impl SocketAddress {
         }
     }
 
-    /// The address, unless it is a UNIX socket's.
+    /// The address that `socket`, of any kind, is bound to.
+    pub(crate) fn own(socket: &OwnedFd) -> Option<Self> {
+        let vsock = || nix::sys::socket::getsockname(socket.as_raw_fd());
+        Self::named(socket, getsockname(socket).ok(), vsock)
+    }
+
+    /// The address that `socket`, of any kind, is connected with.
+    pub(crate) fn of_peer(socket: &OwnedFd) -> Option<Self> {
+        let vsock = || nix::sys::socket::getpeername(socket.as_raw_fd());
+        Self::named(socket, getpeername(socket).ok().flatten(), vsock)
+    }
+
+    fn named(
+        socket: &OwnedFd,
+        any: Option<SocketAddrAny>,
+        vsock: impl Fn() -> nix::Result<SockaddrStorage>,
+    ) -> Option<Self> {
+        let keeps_messages =
+            || sockopt::socket_type(socket).is_ok_and(|of| of == SocketType::SEQPACKET);
+        match Self::from_kernel(any) {
+            Some(Self::Unix(unix)) if keeps_messages() => Some(Self::UnixSeqpacket(unix)),
+            Some(other) => Some(other),
+            None => {
+                let name = vsock().ok()?;
+                let name = name.as_vsock_addr()?;
+                let vsock = VsockAddress {
+                    cid: name.cid(),
+                    port: name.port(),
+                };
+                Some(match keeps_messages() {
+                    true => Self::VsockSeqpacket(vsock),
+                    false => Self::Vsock(vsock),
+                })
+            }
+        }
+    }
+
+    /// The address, if it is one of TCP.
     pub(crate) fn inet(&self) -> Option<SocketAddr> {
         match self {
             Self::Inet(inet) => Some(*inet),
-            Self::Unix(_) => None,
+            _ => None,
+        }
+    }
+
+    /// The name of a UNIX socket of either kind.
+    pub(crate) fn unix(&self) -> Option<&SocketAddrUnix> {
+        match self {
+            Self::Unix(unix) | Self::UnixSeqpacket(unix) => Some(unix),
+            _ => None,
         }
     }
 
@@ -94,6 +164,9 @@ impl SocketAddress {
             Self::Inet(SocketAddr::V4(_)) => Kind::Tcp4,
             Self::Inet(SocketAddr::V6(_)) => Kind::Tcp6,
             Self::Unix(_) => Kind::Unix,
+            Self::Vsock(_) => Kind::Vsock,
+            Self::UnixSeqpacket(_) => Kind::UnixSeqpacket,
+            Self::VsockSeqpacket(_) => Kind::VsockSeqpacket,
         }
     }
 
@@ -121,7 +194,8 @@ impl SocketAddress {
     pub(crate) fn is_of_loopback(&self) -> bool {
         match self {
             Self::Inet(address) => address.ip().to_canonical().is_loopback(),
-            Self::Unix(_) => true,
+            Self::Unix(_) | Self::UnixSeqpacket(_) => true,
+            Self::Vsock(vsock) | Self::VsockSeqpacket(vsock) => vsock.cid == LOCAL_CID,
         }
     }
 
@@ -134,19 +208,24 @@ impl SocketAddress {
     /// `TCP_NODELAY`, `SO_KEEPALIVE` and `SO_OOBINLINE`. An accepted socket inherits them from the
     /// listening socket (`sk_clone`).
     pub(crate) fn socket(&self) -> Result<OwnedFd, Errno> {
-        let (family, protocol) = match self.kind() {
-            Kind::Tcp4 => (AddressFamily::INET, Some(ipproto::TCP)),
-            Kind::Tcp6 => (AddressFamily::INET6, Some(ipproto::TCP)),
-            _ => (AddressFamily::UNIX, None),
+        let (family, socket_type, protocol) = match self.kind() {
+            Kind::Tcp4 => (AddressFamily::INET, SocketType::STREAM, Some(ipproto::TCP)),
+            Kind::Tcp6 => (AddressFamily::INET6, SocketType::STREAM, Some(ipproto::TCP)),
+            Kind::Vsock => (AddressFamily::VSOCK, SocketType::STREAM, None),
+            Kind::VsockSeqpacket => (AddressFamily::VSOCK, SocketType::SEQPACKET, None),
+            Kind::UnixSeqpacket => (AddressFamily::UNIX, SocketType::SEQPACKET, None),
+            _ => (AddressFamily::UNIX, SocketType::STREAM, None),
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(family, SocketType::STREAM, flags, protocol)?;
-        if family != AddressFamily::UNIX {
-            sockopt::set_tcp_nodelay(&socket, true)?;
-            sockopt::set_socket_keepalive(&socket, true)?;
-            sockopt::set_socket_oobinline(&socket, true)?;
-        } else {
-            keep_urgent_bytes(&socket);
+        let socket = socket_with(family, socket_type, flags, protocol)?;
+        match self {
+            Self::Inet(_) => {
+                sockopt::set_tcp_nodelay(&socket, true)?;
+                sockopt::set_socket_keepalive(&socket, true)?;
+                sockopt::set_socket_oobinline(&socket, true)?;
+            }
+            Self::Unix(_) => keep_urgent_bytes(&socket),
+            _ => {}
         }
         Ok(socket)
     }
@@ -154,14 +233,22 @@ impl SocketAddress {
     pub(crate) fn bind(&self, socket: &OwnedFd) -> Result<(), Errno> {
         match self {
             Self::Inet(inet) => bind(socket, inet),
-            Self::Unix(unix) => bind(socket, unix),
+            Self::Unix(unix) | Self::UnixSeqpacket(unix) => bind(socket, unix),
+            Self::Vsock(vsock) | Self::VsockSeqpacket(vsock) => {
+                let vsock = VsockAddr::new(vsock.cid, vsock.port);
+                errno(nix::sys::socket::bind(socket.as_raw_fd(), &vsock))
+            }
         }
     }
 
     pub(crate) fn connect(&self, socket: &OwnedFd) -> Result<(), Errno> {
         match self {
             Self::Inet(inet) => connect(socket, inet),
-            Self::Unix(unix) => connect(socket, unix),
+            Self::Unix(unix) | Self::UnixSeqpacket(unix) => connect(socket, unix),
+            Self::Vsock(vsock) | Self::VsockSeqpacket(vsock) => {
+                let vsock = VsockAddr::new(vsock.cid, vsock.port);
+                errno(nix::sys::socket::connect(socket.as_raw_fd(), &vsock))
+            }
         }
     }
 
@@ -179,6 +266,19 @@ impl SocketAddress {
             _ => false,
         }
     }
+}
+
+fn unix_path(path: &Path, shown: &Address) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new(path).with_context(|| format!("{shown} cannot be the name of a socket"))
+}
+
+fn unix_abstract(name: &str, shown: &Address) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+        .with_context(|| format!("{shown} cannot be the name of a socket"))
+}
+
+fn errno(result: nix::Result<()>) -> Result<(), Errno> {
+    result.map_err(|error| Errno::from_raw_os_error(error as i32))
 }
 
 /// Whether `socket`, which is being connected and is reported as ready, is connected. Without an error and without a peer
@@ -220,6 +320,19 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
+/// The name of a UNIX socket, without its kind.
+struct Named<'a>(&'a SocketAddrUnix);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.path_bytes(), self.0.abstract_name()) {
+            (_, Some(name)) => write!(f, "@{}", Shown(name)),
+            (Some(path), None) => write!(f, "{}", Shown(path)),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for SocketAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -228,11 +341,10 @@ impl fmt::Display for SocketAddress {
                 IpAddr::V4(mapped) => write!(f, "{mapped}:{}", inet.port()),
                 IpAddr::V6(_) => inet.fmt(f),
             },
-            Self::Unix(unix) => match (unix.path_bytes(), unix.abstract_name()) {
-                (_, Some(name)) => write!(f, "unix:@{}", Shown(name)),
-                (Some(path), None) => write!(f, "unix:{}", Shown(path)),
-                (None, None) => f.write_str("unix:"),
-            },
+            Self::Unix(unix) => write!(f, "unix:{}", Named(unix)),
+            Self::UnixSeqpacket(unix) => write!(f, "seqpacket:{}", Named(unix)),
+            Self::Vsock(vsock) => write!(f, "vsock:{vsock}"),
+            Self::VsockSeqpacket(vsock) => write!(f, "vsock-seqpacket:{vsock}"),
         }
     }
 }

@@ -7,12 +7,17 @@ use rustix::io::Errno;
 
 /// How much a direction reads at a time, in bytes. It begins with the first size and takes the next
 /// one when a read fills the buffer. 4 KiB is the page that a short message touches. Beyond 256 KiB
-/// a buffer does not fit the second-level cache of common CPUs.
-const SIZES_BYTES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
+/// a buffer does not fit the second-level cache of common CPUs. The last size is for messages, of which one is read whole:
+/// 4 MiB is what a sender may have in flight whose send buffer is as large as `net.core.wmem_max` allows by default on
+/// current kernels.
+const SIZES_BYTES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 4 << 20];
+
+/// The largest size that a stream reads at a time.
+const LARGEST_OF_STREAM: u8 = 3;
 
 /// How many free buffers of each size a loop keeps. A turn uses one at a time; the others come back
-/// from receivers that have just become ready again.
-const KEPT_OF_EACH_SIZE: usize = 4;
+/// from receivers that have just become ready again. Of those for messages none does: see [`Buffers::trim`].
+const KEPT_OF_EACH_SIZE: [usize; SIZES_BYTES.len()] = [4, 4, 4, 4, 1];
 
 /// A loop's free buffers.
 #[derive(Debug, Default)]
@@ -34,9 +39,25 @@ impl Buffers {
     }
 
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
-        let free = &mut self.free[buffer.size().0 as usize];
-        if free.len() < KEPT_OF_EACH_SIZE {
-            free.push(buffer.memory);
+        if buffer.is_whole() {
+            self.keep(buffer.size(), buffer.memory);
+        }
+    }
+
+    /// Leaves `buffer` memory for the bytes in flight only, and takes back what it had. It is not used for another read.
+    pub(crate) fn trim(&mut self, buffer: &mut Buffer) {
+        if buffer.is_whole() {
+            let (size, held) = (buffer.size(), Box::from(buffer.bytes()));
+            (buffer.start, buffer.end) = (0, buffer.end - buffer.start);
+            let memory = std::mem::replace(&mut buffer.memory, held);
+            self.keep(size, memory);
+        }
+    }
+
+    fn keep(&mut self, size: Size, memory: Box<[u8]>) {
+        let free = &mut self.free[size.0 as usize];
+        if free.len() < KEPT_OF_EACH_SIZE[size.0 as usize] {
+            free.push(memory);
         }
     }
 }
@@ -49,8 +70,11 @@ impl Size {
     /// The largest datagram of UDP, 64 KiB.
     pub(crate) const OF_DATAGRAM: Self = Self(2);
 
+    /// The longest message, 4 MiB.
+    pub(crate) const OF_MESSAGE: Self = Self(LARGEST_OF_STREAM + 1);
+
     fn larger(self) -> Self {
-        Self((self.0 + 1).min(SIZES_BYTES.len() as u8 - 1))
+        Self((self.0 + 1).min(LARGEST_OF_STREAM.max(self.0)))
     }
 }
 
@@ -77,7 +101,12 @@ enum State {
 impl Buffer {
     /// Whether it has the size for the next read.
     pub(crate) fn suits_next(&self) -> bool {
-        self.next_size() == self.size()
+        self.is_whole() && self.next_size() == self.size()
+    }
+
+    /// Whether it has the memory that it was lent with.
+    fn is_whole(&self) -> bool {
+        SIZES_BYTES.contains(&self.memory.len())
     }
 
     fn size(&self) -> Size {
@@ -165,6 +194,6 @@ mod tests {
         taken
             .into_iter()
             .for_each(|buffer| buffers.give_back(buffer));
-        assert_eq!(buffers.free[0].len(), KEPT_OF_EACH_SIZE);
+        assert_eq!(buffers.free[0].len(), KEPT_OF_EACH_SIZE[0]);
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod aio;
 pub(crate) mod buffer;
 mod copy;
 pub(crate) mod datagram;
+pub(crate) mod message;
 pub(crate) mod peek;
 pub(crate) mod pipe;
 pub(crate) mod uring;

@@ -4,6 +4,7 @@ use rustix::io::Errno;
 
 use super::Conduit;
 use crate::carrier::datagram::Datagrams;
+use crate::carrier::message::Messages;
 use crate::carrier::peek::Peeking;
 
 /// How a direction picks its carrier.
@@ -25,6 +26,8 @@ pub(crate) enum CarrierChoice {
     Peek(Peeking),
     /// A datagram at a time.
     Datagrams(Datagrams),
+    /// A buffer, for a message at a time.
+    Messages(Messages),
 }
 
 impl CarrierChoice {
@@ -37,7 +40,7 @@ impl CarrierChoice {
         given_bytes: u64,
     ) -> (bool, usize) {
         let by_pipe = match self {
-            Self::Copy | Self::Aio | Self::Ring | Self::Datagrams(_) => false,
+            Self::Copy | Self::Aio | Self::Ring | Self::Datagrams(_) | Self::Messages(_) => false,
             Self::Pipe => true,
             Self::Adaptive => is_bulk && given_bytes >= conduit.pipe_after_bytes,
             Self::Peek(peeking) => {

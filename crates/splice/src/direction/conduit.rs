@@ -1,5 +1,7 @@
 //! What a direction gets from its session and its loop, to move bytes.
 
+use std::sync::atomic::AtomicU64;
+
 use crate::carrier::Carriers;
 use crate::endpoint::Socket;
 use crate::limits::Shares;
@@ -19,6 +21,8 @@ pub(crate) struct Conduit<'a> {
     pub(crate) byte_limit: Option<u64>,
     /// The largest datagram that the destination may be sent, in bytes.
     pub(crate) largest_datagram: usize,
+    /// Where messages are counted that the destination has taken, if its socket keeps them apart.
+    pub(crate) messages: Option<&'a AtomicU64>,
     /// The size at which the source's receive buffer is fixed, in bytes.
     pub(crate) receive_bytes: usize,
     /// How often the direction may read in this turn.

@@ -28,7 +28,7 @@ impl InFlight {
         carriers: &mut Carriers,
         hint: ReadHint,
     ) -> Result<ReadOutcome, Errno> {
-        use CarrierChoice::{Aio, Datagrams, Peek};
+        use CarrierChoice::{Aio, Datagrams, Messages, Peek};
         let at_most = hint.at_most();
         let buffer = match self {
             Self::Empty => return Ok(ReadOutcome::Empty),
@@ -48,6 +48,7 @@ impl InFlight {
             (Datagrams(datagrams), Some(onward), _) => {
                 datagrams.fill(buffer, source, at_most, hint.largest_datagram, onward)
             }
+            (Messages(messages), ..) => messages.fill(buffer, source),
             (Peek(_) | Datagrams(_), None, _) => Ok(ReadOutcome::NotTaken(Errno::AGAIN)),
             _ => buffer.fill(source, at_most),
         }

@@ -20,6 +20,7 @@ mod in_flight;
 mod progress;
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
@@ -101,6 +102,7 @@ impl Direction {
             in_flight: InFlight::Empty,
             size: match carrier_choice {
                 CarrierChoice::Datagrams(_) => Size::OF_DATAGRAM,
+                CarrierChoice::Messages(_) => Size::OF_MESSAGE,
                 _ => Size::default(),
             },
             source_ready: carrier_choice.tries_first(),
@@ -286,13 +288,32 @@ impl Direction {
                 }
             };
             match given {
-                Ok(count) => self.given_bytes += count as u64,
-                Err(Errno::AGAIN) => self.destination_ready = false,
+                Ok(count) => {
+                    self.given_bytes += count as u64;
+                    if let Some(messages) = conduit.messages
+                        && self.in_flight.is_empty()
+                    {
+                        messages.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    self.destination_ready = false;
+                    self.keep_message(conduit);
+                }
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(SocketError::at_destination(errno)),
             }
         }
         Ok(true)
+    }
+
+    /// A message that waits for room keeps no memory beyond its bytes.
+    fn keep_message(&mut self, conduit: &mut Conduit<'_>) {
+        if let (CarrierChoice::Messages(_), InFlight::Buffer(buffer)) =
+            (self.carrier_choice, &mut self.in_flight)
+        {
+            conduit.carriers.buffers.trim(buffer);
+        }
     }
 
     /// Whether the source has reported EOF and the direction is about to read it. Then TCP sends
@@ -434,7 +455,9 @@ impl Direction {
             InFlight::Empty | InFlight::Lane(_) => {}
             InFlight::Pipe(pipe) => carriers.pipes.give_back(pipe),
             InFlight::Buffer(buffer) => {
-                self.size = buffer.next_size();
+                if !matches!(self.carrier_choice, CarrierChoice::Messages(_)) {
+                    self.size = buffer.next_size();
+                }
                 carriers.buffers.give_back(buffer);
             }
         }

@@ -33,9 +33,45 @@ pub enum Kind {
     /// A UNIX stream socket. The pair does not pass on descriptors and credentials that come with
     /// its bytes: it closes the descriptors.
     Unix,
+    /// A VSOCK stream socket. Like a UNIX stream it has no reset that its other end can send at will. Only
+    /// [`Endpoint::prepared`] takes one.
+    Vsock,
+    /// A UNIX socket with message boundaries (`SOCK_SEQPACKET`). What holds for [`Kind::Unix`] holds for its messages. Only
+    /// [`Endpoint::prepared`] takes one.
+    UnixSeqpacket,
+    /// A VSOCK socket with message boundaries. It does not tell an empty message from the end of the stream. Only
+    /// [`Endpoint::prepared`] takes one.
+    VsockSeqpacket,
 }
 
-/// One connected stream socket, owned and non-blocking: an end of a pair.
+impl Kind {
+    /// Whether it is TCP, over one path or several.
+    pub fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp4 | Self::Tcp6 | Self::Mptcp)
+    }
+
+    /// Whether it is a UNIX socket.
+    pub fn is_unix(self) -> bool {
+        matches!(self, Self::Unix | Self::UnixSeqpacket)
+    }
+
+    /// Whether it is a VSOCK socket.
+    pub fn is_vsock(self) -> bool {
+        matches!(self, Self::Vsock | Self::VsockSeqpacket)
+    }
+
+    /// Whether its socket keeps messages apart. Two of these can be joined, and each message arrives whole.
+    pub fn keeps_messages(self) -> bool {
+        matches!(self, Self::UnixSeqpacket | Self::VsockSeqpacket)
+    }
+
+    /// Whether no engine but `copy` takes it.
+    pub(crate) fn is_only_copied(self) -> bool {
+        self.is_vsock() || self.keeps_messages()
+    }
+}
+
+/// One connected socket, owned and non-blocking: an end of a pair.
 #[derive(Debug)]
 pub struct Endpoint {
     fd: OwnedFd,
@@ -44,6 +80,8 @@ pub struct Endpoint {
     shared: bool,
     /// A protocol is stacked on TCP in the kernel (`TCP_ULP`), as kTLS is.
     layered: bool,
+    /// The socket reports who sent a message.
+    tells_sender: bool,
     /// Atomic, since a source may be its own destination; only one loop changes them.
     receive_bounded: AtomicBool,
     send_bounded: AtomicBool,
@@ -77,7 +115,7 @@ impl Endpoint {
         sockopt::set_socket_linger(&fd, None).context("cannot clear SO_LINGER")?;
         // Older kernels lack it for Multipath TCP.
         let _ = socket_option::set_receive_low_mark(&fd, 1);
-        if kind != Kind::Unix {
+        if kind.is_tcp() {
             sockopt::set_tcp_cork(&fd, false).context("cannot clear TCP_CORK")?;
             sockopt::set_tcp_nodelay(&fd, true).context("cannot set TCP_NODELAY")?;
         }
@@ -89,6 +127,7 @@ impl Endpoint {
             Kind::Unix => drop(sockopt::set_socket_oobinline(&fd, true)),
             // MPTCP has neither urgent data nor the option (`mptcp_setsockopt_sol_socket`).
             Kind::Mptcp => {}
+            Kind::Vsock | Kind::UnixSeqpacket | Kind::VsockSeqpacket => {}
         }
         // A multipath connection shows the protocol of its first subflow, which is MPTCP's own.
         let layered = matches!(kind, Kind::Tcp4 | Kind::Tcp6)
@@ -108,6 +147,9 @@ impl Endpoint {
     /// which `new` looks for.
     pub fn prepared(fd: OwnedFd, kind: Kind) -> Self {
         Self {
+            // A socket that is not connected yet would get a name with it (`unix_stream_connect`).
+            tells_sender: kind == Kind::UnixSeqpacket
+                && sockopt::set_socket_passcred(&fd, true).is_ok(),
             fd,
             kind,
             shared: false,
@@ -127,6 +169,10 @@ impl Endpoint {
     /// The kind of the stream.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    pub(crate) fn tells_sender(&self) -> bool {
+        self.tells_sender
     }
 
     pub(crate) fn is_shared(&self) -> bool {
@@ -156,7 +202,7 @@ impl Endpoint {
         keepalive: KeepAlive,
         user_timeout: Option<UserTimeout>,
     ) -> Result<()> {
-        if self.kind == Kind::Unix {
+        if !self.kind.is_tcp() {
             return Ok(());
         }
         keepalive.set_on(&self.fd)?;
@@ -184,14 +230,14 @@ impl Endpoint {
 
     /// Whether the peer has everything that was written, EOF included.
     pub(crate) fn has_delivered_all(&self) -> bool {
-        // Bytes written to a UNIX stream are with its peer at once.
-        self.kind == Kind::Unix || self.memory().is_ok_and(|memory| memory.send_bytes == 0)
+        // Bytes written to a UNIX stream are with its peer at once, and those of VSOCK with the other machine.
+        !self.kind.is_tcp() || self.memory().is_ok_and(|memory| memory.send_bytes == 0)
     }
 
     /// Makes the coming close a reset, if the protocol has one: a truncated connection must not
     /// look complete.
     pub(crate) fn reset_on_close(&self) {
-        if self.kind != Kind::Unix {
+        if self.kind.is_tcp() {
             // It fails only on a socket that is not connected any more, which needs no reset.
             let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
         }
@@ -205,7 +251,7 @@ impl Endpoint {
         // Either fails only on a socket that is not connected any more.
         let _ = match self.kind {
             _ if !self.shared => Ok(()),
-            Kind::Unix => shutdown(&self.fd, Shutdown::Both),
+            kind if !kind.is_tcp() => shutdown(&self.fd, Shutdown::Both),
             _ => connect_unspec(&self.fd),
         };
     }
@@ -253,8 +299,8 @@ impl Endpoint {
     /// lacks. Then [`bound_receive_buffer`](Self::bound_receive_buffer) does what it can. A fixed
     /// buffer is never made smaller: see [`redirected_receive_bytes`].
     pub(crate) fn fix_receive_buffer(&self, bytes: usize) {
-        // The sender of a UNIX stream is charged for what it sends.
-        if self.kind == Kind::Unix {
+        // The sender of a UNIX stream is charged for what it sends, and VSOCK has credit of its own.
+        if !self.kind.is_tcp() {
             return;
         }
         if self.receive_bounded.load(Ordering::Relaxed)
@@ -315,9 +361,10 @@ pub(crate) trait Socket: AsFd {
 
 impl Socket for Endpoint {
     /// A read of a UNIX stream stops after a message that carries a descriptor, and the kernel does
-    /// not report that (`unix_stream_read_generic`).
+    /// not report that (`unix_stream_read_generic`). One of VSOCK may stop after a packet
+    /// (`__vsock_stream_recvmsg`).
     fn is_emptied_by_short_read(&self) -> bool {
-        self.kind != Kind::Unix
+        self.kind.is_tcp()
     }
 
     fn endpoint(&self) -> Option<&Endpoint> {

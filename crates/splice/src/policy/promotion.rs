@@ -18,7 +18,7 @@
 
 use std::time::{Duration, Instant};
 
-use splice_base::error::Result;
+use splice_base::error::{Error, ErrorKind, Result};
 
 use crate::direction::CarrierChoice;
 use crate::endpoint::Endpoint;
@@ -42,7 +42,15 @@ const LOAD_LOOK: Duration = Duration::from_millis(50);
 /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by name
 /// and cannot take the pair.
 pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
+    check_messages(ends, options)?;
+    let is_copied = ends.each().iter().any(|end| end.kind().is_only_copied());
     let EngineChoice::Only(engine) = options.engine else {
+        if is_copied {
+            return Ok(Plan {
+                stays: Some("no other engine takes its kind of socket"),
+                ..Plan::default()
+            });
+        }
         if ends.have_upper_protocol() {
             return Ok(Plan {
                 stays: Some("one end has an upper layer protocol such as kTLS"),
@@ -58,6 +66,9 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
     };
     if ends.is_echo() {
         engine.can_echo()?;
+    }
+    if is_copied {
+        can_take(engine, ends)?;
     }
     let plan = Plan {
         carrier: engine.carrier(),
@@ -80,6 +91,23 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
         },
         _ => plan,
     })
+}
+
+/// Whether messages stay whole: a stream has none, and a byte limit may fall within one.
+fn check_messages(ends: &Ends, options: &Options) -> Result<()> {
+    let keeps = |end: &Endpoint| end.kind().keeps_messages();
+    let count = ends.each().iter().filter(|end| keeps(end)).count();
+    let why = match count {
+        0 => return Ok(()),
+        count if count < ends.each().len() => {
+            "one of the sockets keeps messages apart, and the other one is a stream; join two of a kind"
+        }
+        _ if options.limits.byte_limit.is_some() => {
+            "a byte limit could fall within a message; leave it out"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::new(ErrorKind::UnsupportedSocket, why))
 }
 
 /// Whether the engine takes both ends' kinds of socket.

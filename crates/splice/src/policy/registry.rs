@@ -97,6 +97,13 @@ impl EngineName {
             (Self::Segment, Kind::Unix | Kind::Mptcp) => {
                 "it translates the segments of plain TCP connections"
             }
+            (Self::Copy, _) => return Ok(()),
+            (_, Kind::Vsock) => {
+                return Err(self.declines("one end is a VSOCK socket", "use auto or copy"));
+            }
+            (_, kind) if kind.keeps_messages() => {
+                return Err(self.declines("its sockets keep messages apart", "use auto or copy"));
+            }
             _ => return Ok(()),
         };
         Err(self.declines(why, "use copy or pipe"))

@@ -19,6 +19,8 @@ pub(crate) struct Meter {
     streams: [AtomicU8; 2],
     /// What user space has moved; after the end, everything.
     moved_bytes: [AtomicU64; 2],
+    /// Of sockets that keep them apart: the messages that user space has moved.
+    messages: [AtomicU64; 2],
     /// What the kernel has moved while an engine there has the pair. Readers read it in place, so
     /// the loop does not wake up to copy figures.
     kernel: Mutex<Option<Arc<dyn KernelCounters>>>,
@@ -47,6 +49,7 @@ impl Meter {
             first_after_ns: AtomicU64::new(u64::MAX),
             streams: Default::default(),
             moved_bytes: Default::default(),
+            messages: Default::default(),
             kernel: Mutex::default(),
             #[cfg(test)]
             carried_bytes: AtomicU64::new(0),
@@ -56,6 +59,20 @@ impl Meter {
     /// Only the loop that owns the pair calls this.
     pub(crate) fn set(&self, direction: usize, bytes: u64) {
         self.moved_bytes[direction].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Where the loop that owns the pair counts messages.
+    pub(crate) fn messages(&self, direction: usize) -> &AtomicU64 {
+        &self.messages[direction]
+    }
+
+    /// The messages so far, per direction.
+    pub(crate) fn read_messages(&self) -> Counters {
+        let [a_to_b, b_to_a] = self.messages.each_ref();
+        Counters {
+            a_to_b: a_to_b.load(Ordering::Relaxed),
+            b_to_a: b_to_a.load(Ordering::Relaxed),
+        }
     }
 
     /// User space has moved bytes at that time, the last ones so far.

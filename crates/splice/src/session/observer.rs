@@ -27,6 +27,11 @@ impl Observer {
         self.0.meter.read()
     }
 
+    /// The messages moved so far, of sockets that keep them apart; 0 for streams.
+    pub fn messages(&self) -> Counters {
+        self.0.meter.read_messages()
+    }
+
     /// The engine in use, and the reason in words. If segments get lost now, these say so as well.
     pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
         let (engine, why) = self.0.engine();

@@ -145,6 +145,7 @@ mod tests {
                 a_to_b: 3,
                 b_to_a: 4,
             },
+            messages: Counters::default(),
             engine: EngineName::Pipe,
             why_engine: "a direction moved bulk".into(),
             duration: Duration::from_millis(1),

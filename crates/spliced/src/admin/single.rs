@@ -1,4 +1,4 @@
-//! What a relay tells that has one listener, one target and no configuration: of datagrams, SEQPACKET and VSOCK. Its
+//! What a relay tells that has one listener, one target and no configuration: of datagrams. Its
 //! threads keep their sessions to themselves.
 
 use std::sync::Arc;
@@ -49,10 +49,10 @@ where
             let told = match request {
                 Request::Sessions(about) => return (self.ask)(&Survey::new(about, answer)),
                 Request::Order(_) => Err(anyhow!(
-                    "a relay of datagrams, SEQPACKET or VSOCK takes no orders about its target; stop the process instead"
+                    "a relay of datagrams takes no orders about its target; stop the process instead"
                 )),
                 Request::Drain(_) | Request::Undrain(_) => Err(anyhow!(
-                    "a relay of datagrams, SEQPACKET or VSOCK does not drain its listener; stop the process instead"
+                    "a relay of datagrams does not drain its listener; stop the process instead"
                 )),
                 Request::Log(wanted) => diagnostics.answer(wanted, &by),
                 Request::Reload => Err(anyhow!("there is no configuration to read again")),

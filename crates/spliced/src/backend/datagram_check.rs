@@ -68,7 +68,7 @@ async fn ask(
             Ok(socket) => socket.recv(&mut answer).await,
             Err(error) => return Err(Failure::Here(error.to_string())),
         },
-        SocketAddress::Unix(_) => match UnixDatagram::from_std(socket.into()) {
+        _ => match UnixDatagram::from_std(socket.into()) {
             Ok(socket) => socket.recv(&mut answer).await,
             Err(error) => return Err(Failure::Here(error.to_string())),
         },

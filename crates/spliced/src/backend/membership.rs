@@ -8,7 +8,9 @@ use splice::{Address, SocketName};
 use super::drain::By;
 use super::server::Server;
 use super::{Backend, lock};
-use crate::plan::{BackendPlan, MOST_SERVERS, ServerAddress, ServerPlan, Source, lacks_source};
+use crate::plan::{
+    BackendPlan, MOST_SERVERS, NO_MACHINE, ServerAddress, ServerPlan, Source, lacks_source,
+};
 
 /// The longest text that is taken for an address: a name of 253 bytes (RFC 1035) and its port have room.
 const ADDRESS_MOST_BYTES: usize = 300;
@@ -140,7 +142,7 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<(ServerAddress, Address
         "{text:?} cannot be used: a name with control characters would break up the log; choose another address"
     );
     let planned = match text.parse()? {
-        SocketName::Stream(address) => ServerAddress::Address(address),
+        SocketName::Connected(address) => ServerAddress::Address(address),
         name => ServerAddress::Datagrams(name),
     };
     let Some(address) = planned.fixed().cloned() else {
@@ -151,14 +153,19 @@ fn new_address(text: &str, plan: &BackendPlan) -> Result<(ServerAddress, Address
         "{text:?} cannot be used: nobody listens on port 0; write the port of the server"
     );
     ensure!(
+        !address.names_no_peer(),
+        "{text:?} cannot be used: {NO_MACHINE}"
+    );
+    ensure!(
         plan.servers.len() < MOST_SERVERS,
         "backend {} has {MOST_SERVERS} servers, and no room for more",
         plan.name
     );
-    let is_tcp = |address: &Address| matches!(address, Address::Inet { .. });
-    let kind = |address: &ServerAddress| match address {
-        ServerAddress::Datagrams(_) => "datagrams",
-        other if other.fixed().is_some_and(is_tcp) => "TCP",
+    let kind = |address: &ServerAddress| match (address, address.fixed()) {
+        (ServerAddress::Datagrams(_), _) => "datagrams",
+        (_, Some(address)) if address.keeps_messages() => "sockets with messages",
+        (_, Some(Address::Inet { .. })) => "TCP",
+        (_, Some(Address::Vsock(_))) => "VSOCK",
         _ => "UNIX sockets",
     };
     let is_alike = |server: &ServerPlan| kind(&server.address) == kind(&planned);

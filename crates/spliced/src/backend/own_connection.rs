@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use splice::Kind;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout, timeout_at};
@@ -259,7 +258,7 @@ async fn connect(
     let socket = Outgoing::default()
         .socket(plan, address, None)
         .map_err(|errno| (errno, connect_error::of_socket(errno)))?;
-    if address.kind() != Kind::Unix {
+    if address.kind().is_tcp() {
         // One that loses the race may be established when it is closed, and the server must not see an end of stream.
         let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     }
@@ -267,19 +266,23 @@ async fn connect(
         match address.connect(&socket) {
             Ok(()) | Err(Errno::INPROGRESS) => break,
             // The server's accept queue is full. The kernel does not tell when it is no more.
-            Err(Errno::AGAIN) if address.kind() == Kind::Unix => sleep(FULL_RETRY).await,
+            Err(Errno::AGAIN) if address.kind().is_unix() => sleep(FULL_RETRY).await,
             Err(errno) => return Err((errno, connect_error::of_connect(errno, address))),
         }
     }
-    if address.kind() == Kind::Unix {
+    if address.kind().is_unix() {
         let stream = UnixStream::from_std(socket.into()).map_err(of_runtime)?;
         return Ok(Box::new(stream));
     }
+    // The runtime knows no VSOCK, whose calls are the same.
     let stream = TcpStream::from_std(socket.into()).map_err(of_runtime)?;
     until_connected(&stream)
         .await
         .map_err(of_runtime)?
-        .map_err(|errno| (errno, connect_error::of_attempt(errno)))?;
+        .map_err(|errno| {
+            let errno = connect_error::as_of_tcp(errno, address);
+            (errno, connect_error::of_attempt(errno))
+        })?;
     let _ = sockopt::set_socket_linger(&stream, None);
     Ok(Box::new(stream))
 }

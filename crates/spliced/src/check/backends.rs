@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-use splice::{EngineChoice, Kind};
+use splice::EngineChoice;
 
 use crate::check::host::Host;
 use crate::check::names::Resolved;
@@ -183,7 +183,7 @@ impl<'p> OfBackend<'p> {
     fn of_one_family(&self, clients: Clients) -> Option<(&'static str, String)> {
         let is_reached = |over_ipv4| {
             let mut servers = self.addresses.iter();
-            servers.any(|it| it.kind() != Kind::Unix && it.is_ipv4() == over_ipv4)
+            servers.any(|it| it.kind().is_tcp() && it.is_ipv4() == over_ipv4)
         };
         let why = |family: &str| format!("no server is reached over {family}");
         let come_over_both = clients.over_ipv4 && clients.over_ipv6;
@@ -223,8 +223,10 @@ fn of_backend(backend: &BackendPlan) -> Option<&'static str> {
 }
 
 fn of_server(server: &SocketAddress, clients: Clients) -> Option<String> {
-    if server.kind() == Kind::Unix {
-        return Some("it is a UNIX socket".into());
+    match server.kind() {
+        kind if kind.is_tcp() => {}
+        kind if kind.is_vsock() => return Some("it is a VSOCK socket".into()),
+        _ => return Some("it is a UNIX socket".into()),
     }
     let (is_reached, theirs, ours) = match server.is_ipv4() {
         true => (clients.over_ipv4, "IPv4", "IPv6"),

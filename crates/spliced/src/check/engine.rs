@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 use serde::Serialize;
-use splice::{EngineChoice, EngineName, Kind};
+use splice::{EngineChoice, EngineName};
 
 use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
 use crate::check::host::Host;
@@ -106,7 +106,7 @@ pub(super) fn report(
         from_syn: None,
         exceptions: Vec::new(),
     };
-    for (engine, when) in uses(listener.engine) {
+    for (engine, when) in uses(listener) {
         if let Err(error) = host.probe(engine) {
             match listener.engine {
                 EngineChoice::Auto => unusable.push((engine, error.to_string())),
@@ -180,9 +180,11 @@ fn circles(
     found
 }
 
-/// The engines that a choice may come to, and when each is used.
-fn uses(chosen: EngineChoice) -> Vec<(EngineName, &'static str)> {
-    match chosen {
+/// The engines that its choice may come to, and when each is used.
+fn uses(listener: &ListenerPlan) -> Vec<(EngineName, &'static str)> {
+    match listener.engine {
+        _ if listener.address.keeps_messages() => vec![(EngineName::Copy, "message by message")],
+        EngineChoice::Auto if listener.address.vsock().is_some() => vec![(EngineName::Copy, "")],
         EngineChoice::Only(by_name @ (EngineName::Sockmap | EngineName::Segment)) => {
             vec![(by_name, "once it has taken over from copy")]
         }
@@ -206,7 +208,7 @@ fn exceptions(
     host: &Host,
 ) -> Vec<(String, String)> {
     let any = |why: &str| vec![("at all".to_owned(), why.to_owned())];
-    if listening.iter().any(|address| address.kind() == Kind::Unix) {
+    if listening.iter().any(|address| !address.kind().is_tcp()) {
         return any("clients come over a UNIX socket, and it translates the segments of TCP");
     }
     if listener.rate.is_some() {

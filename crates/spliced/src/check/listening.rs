@@ -61,7 +61,7 @@ impl Listening {
 
     /// The addresses of a listener.
     pub(super) fn listener(&mut self, listener: &ListenerPlan) -> Vec<SocketAddress> {
-        let address = SocketName::Stream(listener.address.clone());
+        let address = SocketName::Connected(listener.address.clone());
         self.add(&format!("listener {:?}", listener.name), &address)
     }
 
@@ -72,13 +72,13 @@ impl Listening {
 
     /// The address for metrics, after those of the listeners.
     pub(super) fn metrics(&mut self, address: &Address) {
-        self.add("metrics", &SocketName::Stream(address.clone()));
+        self.add("metrics", &SocketName::Connected(address.clone()));
     }
 
     fn add(&mut self, who: &str, typed: &SocketName) -> Vec<SocketAddress> {
         let is_datagram = typed.is_datagram();
         let address = match typed {
-            SocketName::Stream(address) => address,
+            SocketName::Connected(address) => address,
             other => match datagram_address(other) {
                 Some(address) => address,
                 None => return Vec::new(),
@@ -173,12 +173,8 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
 }
 
 fn file_of(address: &SocketAddress) -> Option<&Path> {
-    match address {
-        SocketAddress::Unix(unix) => unix
-            .path_bytes()
-            .map(|path| Path::new(OsStr::from_bytes(path))),
-        SocketAddress::Inet(_) => None,
-    }
+    let path = address.unix()?.path_bytes()?;
+    Some(Path::new(OsStr::from_bytes(path)))
 }
 
 /// Why there can be no socket file at `path`.

@@ -108,10 +108,10 @@ fn ask(address: &ServerAddress) -> Result<Vec<SocketAddress>> {
     Ok(found)
 }
 
-/// The addresses among `addresses` that are not UNIX sockets.
+/// The addresses of TCP among `addresses`.
 pub(super) fn inet(addresses: &[SocketAddress]) -> impl Iterator<Item = SocketAddr> + '_ {
     addresses.iter().filter_map(|address| match address {
         SocketAddress::Inet(address) => Some(*address),
-        SocketAddress::Unix(_) => None,
+        _ => None,
     })
 }

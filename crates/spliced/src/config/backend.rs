@@ -10,8 +10,8 @@ use crate::config::health;
 use crate::config::removal::Removal;
 use crate::config::value::{Table, Value};
 use crate::plan::{
-    BackendPlan, Balance, CONNECT_TIMEOUT, HashKey, ProxyVersion, QueuePlan, ServerAddress,
-    ServerPlan, Source, lacks_source,
+    BackendPlan, Balance, CONNECT_TIMEOUT, HashKey, NO_MACHINE, ProxyVersion, QueuePlan,
+    ServerAddress, ServerPlan, Source, Traffic, lacks_source,
 };
 use crate::weight::WEIGHT_MOST;
 
@@ -142,11 +142,16 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
     if let Some(value) = table.get("servers") {
         servers(&value, &mut backend.servers);
     }
-    if backend.is_of_datagrams() {
-        suit_datagrams(table, &mut backend);
-        table.set_some("health", &mut backend.health, health::of_datagrams);
-    } else {
-        table.set_some("health", &mut backend.health, health::of_streams);
+    match backend.traffic() {
+        Traffic::Streams => table.set_some("health", &mut backend.health, health::of_streams),
+        Traffic::Messages => {
+            suit(table, &mut backend, &NOT_OF_MESSAGES);
+            table.set_some("health", &mut backend.health, health::of_messages);
+        }
+        Traffic::Datagrams => {
+            suit(table, &mut backend, &NOT_OF_DATAGRAMS);
+            table.set_some("health", &mut backend.health, health::of_datagrams);
+        }
     }
     if backend.resets_on_down && table.get("health").is_none() && table.get("on_down").is_some() {
         table.notes.mistake(
@@ -181,12 +186,11 @@ fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
         let Some(server) = server(&value) else {
             continue;
         };
-        let is_of_datagrams = matches!(server.address, ServerAddress::Datagrams(_));
         if let Some(first) = servers.first()
-            && matches!(first.address, ServerAddress::Datagrams(_)) != is_of_datagrams
+            && first.address.traffic() != server.address.traffic()
         {
             value.refuse::<()>(format!(
-                "has {} beside {}, but a backend has streams or datagrams; give each a backend of its own",
+                "has {} beside {}, but a backend has streams, messages or datagrams; give each a backend of its own",
                 server.address, first.address
             ));
             continue;
@@ -198,17 +202,25 @@ fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
     }
 }
 
-/// What only servers of streams have, and why.
-const OF_STREAMS: [(&str, &str); 4] = [
+/// What servers of messages have not, and why.
+const NOT_OF_MESSAGES: [(&str, &str); 4] = [
+    ("send_proxy", "a PROXY header would be a message"),
+    ("source", "sockets with messages have no IP address"),
+    ("mark", "sockets with messages send no packets"),
+    ("interface", "sockets with messages send no packets"),
+];
+
+/// What servers of datagrams have not, and why.
+const NOT_OF_DATAGRAMS: [(&str, &str); 4] = [
     ("send_proxy", "a datagram has no PROXY header"),
     ("connect_timeout", "datagrams have no connections"),
     ("queue", "a datagram does not wait for a server"),
     ("queue_timeout", "a datagram does not wait for a server"),
 ];
 
-/// Notes what has no meaning for servers of datagrams. What `[defaults]` says is for others.
-fn suit_datagrams(table: &Table<'_>, backend: &mut BackendPlan) {
-    for (key, why) in OF_STREAMS {
+/// Notes what has no meaning for servers that have no streams. What `[defaults]` says is for others.
+fn suit(table: &Table<'_>, backend: &mut BackendPlan, keys: &[(&'static str, &str)]) {
+    for (key, why) in keys {
         if table.get(key).is_some() {
             table.notes.mistake(
                 &table.at(key),
@@ -275,12 +287,24 @@ fn server(value: &Value<'_>) -> Option<ServerPlan> {
     })
 }
 
+/// Connections that are neither of TCP nor UNIX streams.
+const OTHER_CONNECTIONS: [&str; 3] = ["seqpacket:", "vsock:", "vsock-seqpacket:"];
+
 fn server_address(value: &Value<'_>) -> Option<ServerAddress> {
     let text = value.text()?;
     if text.starts_with("udp:") || text.starts_with("unixgram:") {
         return match value.parse()? {
             SocketName::Udp(Address::Inet { port: 0, .. }) => nobody_listens(value, text),
             name => Some(ServerAddress::Datagrams(name)),
+        };
+    }
+    if OTHER_CONNECTIONS.iter().any(|kind| text.starts_with(kind)) {
+        let SocketName::Connected(address) = value.parse()? else {
+            return None;
+        };
+        return match address.names_no_peer() {
+            true => value.refuse(format!("{text:?} cannot be used: {NO_MACHINE}")),
+            false => Some(ServerAddress::Address(address)),
         };
     }
     let Some(name) = text.strip_prefix("srv:") else {

@@ -21,20 +21,44 @@ pub(super) fn of_streams(value: &Value<'_>) -> Option<HealthPlan> {
     plan(table, check)
 }
 
+/// Checks of servers of messages.
+pub(super) fn of_messages(value: &Value<'_>) -> Option<HealthPlan> {
+    const OF_STREAMS: [&str; 6] = ["tls", "http", "host", "status", "send", "expect"];
+    let table = value.table("health")?;
+    let refused = refuse(
+        &table,
+        &OF_STREAMS,
+        "a server of messages is checked with tcp = true, which connects to it",
+    );
+    let check = match refused {
+        true => None,
+        false => check(&table),
+    };
+    plan(table, check)
+}
+
+/// Notes keys that are for streams. Returns whether there is one.
+fn refuse(table: &Table<'_>, keys: &[&'static str], instead: &str) -> bool {
+    let before = table.notes.count();
+    for key in keys {
+        if table.get(key).is_some() {
+            table
+                .notes
+                .mistake(&table.at(key), format!("{key} is for streams; {instead}"));
+        }
+    }
+    table.notes.count() > before
+}
+
 /// Checks of servers of datagrams.
 pub(super) fn of_datagrams(value: &Value<'_>) -> Option<HealthPlan> {
     const OF_STREAMS: [&str; 5] = ["tcp", "tls", "http", "host", "status"];
     let table = value.table("health")?;
-    for key in OF_STREAMS {
-        if table.get(key).is_some() {
-            table.notes.mistake(
-                &table.at(key),
-                format!(
-                    "{key} is for streams; a server of datagrams is checked with send and expect"
-                ),
-            );
-        }
-    }
+    refuse(
+        &table,
+        &OF_STREAMS,
+        "a server of datagrams is checked with send and expect",
+    );
     let (send, expect) = (table.get("send"), table.get("expect"));
     if send.is_none() {
         table.notes.missing(

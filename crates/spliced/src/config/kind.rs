@@ -1,6 +1,8 @@
-//! The keys of listeners and routes that only streams have, and those that only datagrams have.
+//! The keys of listeners and routes that only streams have, and those that only datagrams have. Messages have what comes
+//! with connections.
 
 use crate::config::value::Table;
+use crate::plan::Traffic;
 
 /// What only streams have, and what datagrams have in its place.
 const OF_STREAMS: &[(&str, &str)] = &[
@@ -24,6 +26,28 @@ const OF_STREAMS: &[(&str, &str)] = &[
         "limit sessions with max_sessions_per_client",
     ),
     ("new_connections_per_client", ""),
+    ("rate", ""),
+    ("proxy_protocol", ""),
+    ("trusted", ""),
+];
+
+/// What streams have and messages have not.
+const NOT_OF_MESSAGES: &[(&str, &str)] = &[
+    ("from_syn", ""),
+    ("bypass_firewall", ""),
+    ("protocol", ""),
+    ("decide_within", ""),
+    ("first_bytes_limit", ""),
+    ("keepalive", ""),
+    ("user_timeout", "end connections with idle_timeout"),
+    ("splice_after", ""),
+    ("connect_timeout", "write it for the backend"),
+    (
+        "max_connections_per_client",
+        "limit connections with max_connections",
+    ),
+    ("new_connections_per_client", ""),
+    ("client_prefix", ""),
     ("rate", ""),
     ("proxy_protocol", ""),
     ("trusted", ""),
@@ -63,9 +87,12 @@ pub(super) fn refuse_on_datagrams(table: &Table<'_>) {
     refuse(table, OF_STREAMS, "streams", "datagrams");
 }
 
-/// Notes what has a meaning for datagrams only.
-pub(super) fn refuse_on_streams(table: &Table<'_>) {
-    refuse(table, OF_DATAGRAMS, "datagrams", "streams");
+/// Notes what has no meaning for a listener of connections that has this `traffic`.
+pub(super) fn refuse_on_connections(table: &Table<'_>, traffic: Traffic) {
+    refuse(table, OF_DATAGRAMS, "datagrams", traffic.word());
+    if traffic == Traffic::Messages {
+        refuse(table, NOT_OF_MESSAGES, "streams", traffic.word());
+    }
 }
 
 fn refuse(table: &Table<'_>, keys: &[(&'static str, &str)], of: &str, others: &str) {
@@ -87,14 +114,28 @@ fn refuse(table: &Table<'_>, keys: &[(&'static str, &str)], of: &str, others: &s
 }
 
 /// Notes conditions of a route that no datagram could be held against.
-pub(super) fn suit_conditions(table: &Table<'_>) {
-    for key in STREAM_CONDITIONS {
+pub(super) fn suit_datagrams(table: &Table<'_>) {
+    suit_conditions(
+        table,
+        STREAM_CONDITIONS,
+        "a route of datagrams can look at client only",
+    );
+}
+
+/// Notes conditions of a route: messages are passed on unread, and their clients have no address.
+pub(super) fn suit_messages(table: &Table<'_>) {
+    const RULE: &str = "a route of messages has no conditions";
+    suit_conditions(table, STREAM_CONDITIONS, RULE);
+    suit_conditions(table, &["client"], RULE);
+}
+
+fn suit_conditions(table: &Table<'_>, keys: &[&'static str], rule: &str) {
+    for key in keys {
         if table.get(key).is_some() {
-            table.notes.mistake(
-                &table.at(key),
-                format!("{key} is for streams; a route of datagrams can look at client only"),
-            );
+            table
+                .notes
+                .mistake(&table.at(key), format!("{key} is for streams; {rule}"));
         }
     }
-    table.does_not_take(STREAM_CONDITIONS);
+    table.does_not_take(keys);
 }

@@ -1,6 +1,6 @@
 //! A `[[listener]]` and what `[defaults]` says for all of them.
 
-use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, UserTimeout};
+use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, SocketName, UserTimeout};
 use splice_route::Prefix;
 
 use crate::access_log_args::{AccessLogArgs, LogPlace};
@@ -13,7 +13,7 @@ use crate::log_field::{Field, Fields};
 use crate::peer_timeouts::PeerTimeouts;
 use crate::plan::{
     CONNECT_TIMEOUT, ClientLimits, DECIDE_WITHIN, DRAIN_TIMEOUT, FIRST_BYTES_LIMIT, ListenerPlan,
-    OnRemove,
+    OnRemove, Traffic,
 };
 
 /// The largest limit of a first message. Every waiting client may send as much.
@@ -68,7 +68,10 @@ pub(super) fn read(
             "the listener has no address; write address = \"0.0.0.0:443\"",
         );
     }
-    let address: Option<Address> = address.and_then(|value| value.parse());
+    let address = match address.and_then(|value| value.parse()) {
+        Some(SocketName::Connected(address)) => Some(address),
+        _ => None,
+    };
     let name = table.get("name").and_then(|value| name(&value));
     listener.name = name.unwrap_or_else(|| {
         address
@@ -81,7 +84,11 @@ pub(super) fn read(
     }
     settings(table, &mut listener);
     check_access_log(table, &listener.access_log);
-    kind::refuse_on_streams(table);
+    let traffic = address.as_ref().map_or(Traffic::Streams, Traffic::of);
+    kind::refuse_on_connections(table, traffic);
+    if traffic == Traffic::Messages {
+        suit_messages(table, &mut listener);
+    }
     removal.read(table);
     removal.check(table);
     listener.on_remove = removal.plan();
@@ -100,8 +107,30 @@ pub(super) fn read(
         listener.address = address.clone();
         suit_file_access(table, &mut listener);
     }
-    listener.routes = routes.read(of_listener.unwrap_or_default(), Of::Streams(&listener));
+    let of = match traffic {
+        Traffic::Messages => Of::Messages,
+        _ => Of::Streams(&listener),
+    };
+    listener.routes = routes.read(of_listener.unwrap_or_default(), of);
     address.map(|_| listener)
+}
+
+/// Leaves of `[defaults]` what has a meaning for messages.
+fn suit_messages(table: &Table<'_>, listener: &mut ListenerPlan) {
+    let engine = match table.get("engine") {
+        Some(_) => listener.engine,
+        None => EngineChoice::Auto,
+    };
+    *listener = ListenerPlan {
+        engine,
+        name: std::mem::take(&mut listener.name),
+        file_access: listener.file_access,
+        idle_timeout: listener.idle_timeout,
+        half_close_timeout: listener.half_close_timeout,
+        max_connections: listener.max_connections,
+        access_log: listener.access_log.clone(),
+        ..silent()
+    };
 }
 
 /// Notes fields of an access log that there is not.

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use splice::{Address, EngineChoice, EngineName, SocketName};
+use splice::{Address, EngineChoice, EngineName, Kind, SocketName};
 use toml::de::DeTable;
 
 use crate::config::notes::Notes;
@@ -33,6 +33,7 @@ use crate::config::removal::Removal;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::plan::{BackendPlan, Balance, DRAIN_TIMEOUT, ListenerPlan, MOST_SERVERS, Plan};
+use crate::socket_address::SocketAddress;
 use crate::text_file;
 
 /// The longest configuration: it has room for all routes and servers, with 100 bytes each and as much for comments.
@@ -166,13 +167,16 @@ fn plan(table: Table<'_>) -> Plan {
             continue;
         }
         if let Some(listener) = listener::read(&table, &of_listeners, removal, &routes) {
-            let address = SocketName::Stream(listener.address.clone());
+            let address = SocketName::Connected(listener.address.clone());
             compare(&table, line, &listener.name, &address, &mut known);
             suit_engine(&table, &listener);
             if listener.rate.is_some() && !is_tcp(&listener.address) {
                 notes.warn(
                     &table.at("address"),
-                    format!("clients of a UNIX socket {NO_RATE}"),
+                    format!(
+                        "clients of a {} socket {NO_RATE}",
+                        word_for(&listener.address)
+                    ),
                 );
             }
             listeners.push(Arc::new(listener));
@@ -280,7 +284,7 @@ fn compare(
         // Port 0 is another port each time, but a reload knows such listeners by their names.
         let is_one = other == address && other_name == name;
         let is_taken = match (other, address) {
-            (SocketName::Stream(one), SocketName::Stream(other))
+            (SocketName::Connected(one), SocketName::Connected(other))
             | (SocketName::Udp(one), SocketName::Udp(other))
             | (SocketName::UnixDatagram(one), SocketName::UnixDatagram(other)) => {
                 is_same(one, other)
@@ -298,7 +302,20 @@ fn compare(
 }
 
 fn is_tcp(address: &Address) -> bool {
-    matches!(address, Address::Inet { .. })
+    address.is_tcp()
+}
+
+/// What a socket of this kind is called.
+fn socket_word(kind: Kind) -> &'static str {
+    match kind {
+        kind if kind.is_tcp() => "TCP",
+        kind if kind.is_vsock() => "VSOCK",
+        _ => "UNIX",
+    }
+}
+
+fn word_for(address: &Address) -> &'static str {
+    socket_word(SocketAddress::kind_for(address))
 }
 
 /// Only TCP paces what it sends (`SO_MAX_PACING_RATE`).
@@ -341,7 +358,7 @@ fn suit_engine(table: &Table<'_>, listener: &ListenerPlan) {
         );
     }
     if !is_tcp(&listener.address)
-        && let Err(error) = engine.can_take(splice::Kind::Unix)
+        && let Err(error) = engine.can_take(SocketAddress::kind_for(&listener.address))
     {
         table.notes.mistake(&at, error.to_string());
     }

@@ -1,7 +1,7 @@
 //! A `[[listener.route]]`: its conditions and what to do then.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use splice::{EngineChoice, EngineName, SocketName};
 use splice_route::{
@@ -13,14 +13,19 @@ use crate::config::coverage::Coverage;
 use crate::config::kind;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
-use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, too_many};
-use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan, ServerAddress, Source};
+use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, socket_word, too_many};
+use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan, Source, Traffic};
+use crate::socket_address::SocketAddress;
 
 /// The longest `starts_with`: further bytes are part of a message that has a matcher of its own.
 const STARTS_WITH_MOST_BYTES: usize = 64;
 
-const NO_ADDRESS_OF_CLIENTS: &str =
-    "has source = \"client\", but clients of a UNIX socket have no address; use another source";
+/// Of clients of such a socket.
+fn no_address_of_clients(of: &str) -> String {
+    format!(
+        "has source = \"client\", but clients of a {of} socket have no address; use another source"
+    )
+}
 
 /// What routes refer to.
 #[derive(Debug)]
@@ -37,8 +42,19 @@ pub(super) struct Routes<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of<'a> {
     Streams(&'a ListenerPlan),
+    Messages,
     /// A listener on this address.
     Datagrams(&'a SocketName),
+}
+
+impl Of<'_> {
+    fn traffic(self) -> Traffic {
+        match self {
+            Self::Streams(_) => Traffic::Streams,
+            Self::Messages => Traffic::Messages,
+            Self::Datagrams(_) => Traffic::Datagrams,
+        }
+    }
 }
 
 impl Routes<'_> {
@@ -68,7 +84,8 @@ impl Routes<'_> {
                     conflict::find(&table, &conditions, listener);
                 }
                 Of::Streams(_) => {}
-                Of::Datagrams(_) => kind::suit_conditions(&table),
+                Of::Messages => kind::suit_messages(&table),
+                Of::Datagrams(_) => kind::suit_datagrams(&table),
             }
             let action = self.action(&table, of);
             let coverage = Coverage::of(&conditions);
@@ -88,8 +105,10 @@ impl Routes<'_> {
                 earlier.push((table.notes.line(&table.at), coverage));
             }
             routes.extend(action.map(|action| RoutePlan { conditions, action }));
-            if let Of::Datagrams(_) = of {
-                table.does_not_take(&["reset", "socks", "connect"]);
+            match of {
+                Of::Streams(_) => {}
+                Of::Messages => table.does_not_take(&["socks", "connect"]),
+                Of::Datagrams(_) => table.does_not_take(&["reset", "socks", "connect"]),
             }
             table.finish();
         }
@@ -193,7 +212,7 @@ impl Routes<'_> {
             [one] => one,
             [] => {
                 let remedy = match of {
-                    Of::Streams(_) => "add backend = \"NAME\" or reset = true",
+                    Of::Streams(_) | Of::Messages => "add backend = \"NAME\" or reset = true",
                     Of::Datagrams(_) => "add backend = \"NAME\"",
                 };
                 table.notes.missing(
@@ -256,42 +275,54 @@ impl Routes<'_> {
         let listener = match of {
             // A mistake of its own.
             _ if backend.servers.is_empty() => return Some(name.into()),
-            Of::Streams(_) if backend.is_of_datagrams() => {
+            _ if backend.traffic() != of.traffic() => {
+                let [theirs, ours] = [backend.traffic(), of.traffic()].map(Traffic::word);
+                let remedy = match of {
+                    Of::Streams(_) => "name a backend of streams",
+                    Of::Messages => {
+                        "name a backend whose servers are seqpacket:/path or vsock-seqpacket:CID:PORT"
+                    }
+                    Of::Datagrams(_) => {
+                        "name a backend whose servers are udp:HOST:PORT or unixgram:/path"
+                    }
+                };
                 return value.refuse(format!(
-                    "{name:?} has servers of datagrams, and this listener has streams, which cannot be joined; \
-                     name a backend of streams"
-                ));
-            }
-            Of::Datagrams(_) if !backend.is_of_datagrams() => {
-                return value.refuse(format!(
-                    "{name:?} has servers of streams, and this listener has datagrams, which cannot be joined; \
-                     name a backend whose servers are udp:HOST:PORT or unixgram:/path"
+                    "{name:?} has servers of {theirs}, and this listener has {ours}, which cannot be joined; \
+                     {remedy}"
                 ));
             }
             Of::Datagrams(listen) => {
                 if backend.source == Source::Client && !matches!(listen, SocketName::Udp(_)) {
-                    value.refuse::<()>(format!("{name:?} {NO_ADDRESS_OF_CLIENTS}"));
+                    let why = no_address_of_clients("UNIX");
+                    value.refuse::<()>(format!("{name:?} {why}"));
                 }
                 return Some(name.into());
             }
+            Of::Messages => return Some(name.into()),
             Of::Streams(listener) => listener,
         };
-        let has_unix = backend.servers.iter().any(
-            |server| matches!(&server.address, ServerAddress::Address(address) if !is_tcp(address)),
-        );
-        if has_unix
-            && let EngineChoice::Only(engine) = listener.engine
-            && let Err(error) = engine.can_take(splice::Kind::Unix)
-        {
-            value.refuse::<()>(format!("{name:?} has a UNIX socket: {error}"));
-        }
-        if has_unix && listener.rate.is_some() {
-            value
-                .notes
-                .warn(&value.at, format!("servers on UNIX sockets {NO_RATE}"));
+        let others = backend.servers.iter().filter_map(|server| {
+            let address = server.address.fixed()?;
+            (!is_tcp(address)).then(|| SocketAddress::kind_for(address))
+        });
+        let others: BTreeMap<&str, splice::Kind> =
+            others.map(|kind| (socket_word(kind), kind)).collect();
+        for (word, kind) in others {
+            if let EngineChoice::Only(engine) = listener.engine
+                && let Err(error) = engine.can_take(kind)
+            {
+                value.refuse::<()>(format!("{name:?} has a {word} socket: {error}"));
+            }
+            if listener.rate.is_some() {
+                value
+                    .notes
+                    .warn(&value.at, format!("servers on {word} sockets {NO_RATE}"));
+            }
         }
         if backend.source == Source::Client && !is_tcp(&listener.address) {
-            value.refuse::<()>(format!("{name:?} {NO_ADDRESS_OF_CLIENTS}"));
+            let of = socket_word(SocketAddress::kind_for(&listener.address));
+            let why = no_address_of_clients(of);
+            value.refuse::<()>(format!("{name:?} {why}"));
         }
         if listener.engine == EngineChoice::Only(EngineName::Segment) {
             let option = match backend {

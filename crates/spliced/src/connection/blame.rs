@@ -58,7 +58,12 @@ impl Connection {
     /// What may have kept a server of `backend` from answering, if one was tried.
     pub(super) fn hint(&self, backend: &Backend) -> &'static str {
         let is_silent = matches!(self.last_error, None | Some(Errno::TIMEDOUT));
-        match backend.plan().source {
+        let plan = backend.plan();
+        if self.last_error == Some(Errno::CONNREFUSED) && plan.is_of_vsock() {
+            return "; nothing listens there, as far as this network namespace reaches; since Linux 7.0 one can have VSOCK \
+                    ports of its own (net.vsock.ns_mode)";
+        }
+        match plan.source {
             Source::Client if is_silent => {
                 "; its answers to the client's address may not come back to this host, which 'spliced check' \
                  examines"

@@ -197,7 +197,7 @@ impl Connection {
         };
         let timeouts = self.terms.plan.peer_timeouts;
         let made = made.and_then(|socket| {
-            if address.kind() != Kind::Unix {
+            if address.kind().is_tcp() {
                 let set = timeouts.set_on_new(&socket);
                 set.map_err(|error| error.errno().unwrap_or(Errno::INVAL))?;
             }
@@ -212,7 +212,7 @@ impl Connection {
         if self.terms.translates_segments() {
             self.fit_segments(address.kind(), &socket);
         }
-        if !self.first_bytes.payload().is_empty() && address.kind() != Kind::Unix {
+        if !self.first_bytes.payload().is_empty() && address.kind().is_tcp() {
             // The first bytes follow at once, and can carry the last segment of the handshake. A
             // server that speaks first must not wait for it, so only then.
             let _ = sockopt::set_tcp_quickack(&socket, false);
@@ -220,7 +220,7 @@ impl Connection {
         let is_made = match address.connect(&socket) {
             Ok(()) => true,
             Err(Errno::INPROGRESS) => false,
-            Err(Errno::AGAIN) if address.kind() == Kind::Unix => {
+            Err(Errno::AGAIN) if address.kind().is_unix() => {
                 return Err(Obstacle::NoRoom(Errno::AGAIN));
             }
             Err(errno @ (Errno::NOBUFS | Errno::NOMEM)) => return Err(Obstacle::NoRoom(errno)),
@@ -273,6 +273,8 @@ impl Connection {
             Ok(false) => Step::Wait,
             Ok(true) => self.made(cx, index, readiness),
             Err(errno) => {
+                let address = self.attempt.as_ref().map(|it| &it.addresses[index]);
+                let errno = address.map_or(errno, |it| connect_error::as_of_tcp(errno, it));
                 self.skip_address(index, errno, connect_error::of_attempt(errno));
                 self.connect(cx)
             }
@@ -292,8 +294,7 @@ impl Connection {
         // TCP has connected the socket with itself (simultaneous open). That happens if nobody listens and the server's
         // port is picked for this end.
         if address.is_itself(socket) {
-            let errno = Errno::CONNREFUSED;
-            self.skip_address(index, errno, connect_error::of_attempt(errno));
+            self.skip_address(index, Errno::CONNREFUSED, Fault::Server);
             return self.connect(cx);
         }
         if let Some(asked) = &self.asked
@@ -340,10 +341,10 @@ impl Connection {
         }
     }
 
-    /// Has a socket keep to the rate of the listener. UNIX sockets do not, as `spliced check` says.
+    /// Has a socket keep to the rate of the listener. Only TCP does, as `spliced check` says.
     pub(super) fn pace(&self, socket: &OwnedFd, kind: Kind) -> splice::Result<()> {
         match self.terms.plan.rate {
-            Some(rate) if kind != Kind::Unix => set_pacing_rate(socket, rate),
+            Some(rate) if kind.is_tcp() => set_pacing_rate(socket, rate),
             _ => Ok(()),
         }
     }
@@ -379,8 +380,8 @@ impl Connection {
     /// Makes the server send segments that are no larger than the client accepts.
     pub(super) fn fit_segments(&self, kind: Kind, server: &OwnedFd) {
         if let Some(client) = &self.client
-            && self.client_kind != Kind::Unix
-            && kind != Kind::Unix
+            && self.client_kind.is_tcp()
+            && kind.is_tcp()
         {
             // If this fails, the engine refuses the pair and says why.
             let _ = SegmentSize::taken_by_peer(client).and_then(|size| size.announce_on(server));

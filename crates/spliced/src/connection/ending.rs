@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::net::{getpeername, sockopt};
-use splice::{Kind, Step};
+use splice::Step;
 
 use super::Connection;
 use crate::rate_limited_warning::{RateLimitedWarning, more};
@@ -103,7 +103,7 @@ impl Connection {
     /// Resets the client, since it could take an end of stream for an empty answer.
     pub(super) fn reset(&mut self, why: &str, ending: Ending) -> Step {
         if let Some(client) = self.client.take()
-            && self.client_kind != Kind::Unix
+            && self.client_kind.is_tcp()
         {
             // This fails only on a connection that is already gone.
             let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));

@@ -180,6 +180,13 @@ impl Connection {
             Some(place) if place.backend.plan().excludes_segment() => {
                 Some("its server needs a mark or a device")
             }
+            // The pair says why.
+            _ if [self.client_kind, kind]
+                .iter()
+                .any(|kind| kind.is_vsock() || kind.keeps_messages()) =>
+            {
+                None
+            }
             _ if [self.client_kind, kind].contains(&Kind::Unix) => {
                 Some("one of its sockets is a UNIX socket")
             }

@@ -66,6 +66,6 @@ pub(crate) fn threads_of(listen: &SocketName, all: impl FnOnce() -> usize) -> us
 pub(crate) fn shown(address: &SocketAddress) -> String {
     match address {
         SocketAddress::Inet(_) => format!("udp:{address}"),
-        SocketAddress::Unix(_) => address.to_string().replacen("unix:", "unixgram:", 1),
+        _ => address.to_string().replacen("unix:", "unixgram:", 1),
     }
 }

@@ -47,7 +47,7 @@ impl DatagramSocket {
         let family = match address {
             SocketAddress::Inet(SocketAddr::V4(_)) => AddressFamily::INET,
             SocketAddress::Inet(SocketAddr::V6(_)) => AddressFamily::INET6,
-            SocketAddress::Unix(_) => AddressFamily::UNIX,
+            _ => AddressFamily::UNIX,
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(family, SocketType::DGRAM, flags, None)?;

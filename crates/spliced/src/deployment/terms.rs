@@ -5,7 +5,7 @@ use std::iter;
 use std::sync::Arc;
 
 use anyhow::Result;
-use splice::{Address, EngineChoice, Kind, SegmentSize};
+use splice::{Address, EngineChoice, SegmentSize};
 
 use crate::access_log::AccessLog;
 use crate::access_log_args::LogPlace;
@@ -47,9 +47,8 @@ pub(super) fn check_engine(plan: &Plan, listener: &ListenerPlan) -> Result<()> {
         })
         .flat_map(|backend| &backend.servers)
         .filter_map(|server| server.address.fixed());
-    let mut addresses = iter::once(&listener.address).chain(servers);
-    if addresses.any(|address| !matches!(address, Address::Inet { .. })) {
-        engine.can_take(Kind::Unix)?;
+    for address in iter::once(&listener.address).chain(servers) {
+        engine.can_take(SocketAddress::kind_for(address))?;
     }
     Ok(())
 }
@@ -98,7 +97,7 @@ pub(super) fn largest_segment(terms: &Terms) -> Option<SegmentSize> {
     let addresses = terms.backends().flat_map(|backend| backend.addresses());
     let sizes = addresses.filter_map(|address| match address {
         SocketAddress::Inet(address) => SegmentSize::on_the_way_to(address).ok(),
-        SocketAddress::Unix(_) => None,
+        _ => None,
     });
     sizes.min()
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, acceptfrom_with, getsockname};
+use rustix::net::{SocketFlags, acceptfrom_with};
 use splice::{Context, Endpoint, Interest, Kind, Readiness, Step, Task};
 
 pub(crate) use self::socket_access::change_access;
@@ -74,7 +74,7 @@ impl Listener {
         } else {
             Interest::TAKE
         };
-        let bound = SocketAddress::from_kernel(getsockname(&socket).ok());
+        let bound = SocketAddress::own(&socket);
         Self {
             socket,
             kind: bound.map_or(Kind::Tcp4, |address| address.kind()),
@@ -91,7 +91,12 @@ impl Listener {
     fn accept(&mut self, cx: &mut Context<'_>, permit: ConnectionPermit) -> bool {
         match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok((client, peer)) => {
-                let peer = SocketAddress::from_kernel(peer);
+                let peer = match self.kind {
+                    kind if kind.is_vsock() || kind.keeps_messages() => {
+                        SocketAddress::of_peer(&client)
+                    }
+                    _ => SocketAddress::from_kernel(peer),
+                };
                 let service = Arc::clone(&self.service);
                 let kind = self.kind;
                 if kind == Kind::Unix {
@@ -140,7 +145,7 @@ impl Listener {
     /// Applies the timeouts of a reload. The socket has them for later connections. Those that wait in the
     /// backlog have been made with the former ones.
     fn follow(&mut self, wanted: PeerTimeouts, client: &OwnedFd) {
-        if self.kind == Kind::Unix {
+        if !self.kind.is_tcp() {
             return;
         }
         if wanted != self.peer_timeouts {

@@ -101,8 +101,11 @@ impl ListeningSockets {
                     }
                     sockets.add_tcp(SocketAddress::Inet(inet), threads, largest_segment)
                 }
-                SocketAddress::Unix(_) => {
+                SocketAddress::Unix(_) | SocketAddress::UnixSeqpacket(_) => {
                     sockets.add_unix(address, typed, threads, access, lock_wait)
+                }
+                SocketAddress::Vsock(_) | SocketAddress::VsockSeqpacket(_) => {
+                    sockets.add_vsock(address, threads)
                 }
             };
             match added.with_context(|| format!("cannot listen on {typed}")) {
@@ -136,7 +139,7 @@ impl ListeningSockets {
     /// Sets when connections take their peers for gone: an accepted TCP socket inherits it.
     pub(crate) fn set_peer_timeouts(&self, timeouts: PeerTimeouts) -> Result<()> {
         if self.shared {
-            // UNIX sockets have none of them.
+            // Only TCP has them.
             return Ok(());
         }
         for socket in self.by_thread.iter().flatten() {
@@ -211,10 +214,7 @@ impl ListeningSockets {
         lock_wait: &Arc<LockWait>,
     ) -> Result<()> {
         let socket = unix_socket(address)?;
-        let path = match typed {
-            Address::UnixPath(path) => Some(path),
-            _ => None,
-        };
+        let path = typed.socket_file();
         let start = path.map(|path| Start::at(path, lock_wait)).transpose()?;
         if access != FileAccess::default() {
             mark(&socket)?;
@@ -240,6 +240,25 @@ impl ListeningSockets {
         if let Some(started) = started {
             self.socket_file = Some(started.listening(address)?);
         }
+        self.share(socket, address, threads)
+    }
+
+    fn add_vsock(&mut self, address: &SocketAddress, threads: usize) -> Result<()> {
+        let socket = address.socket().map_err(|errno| match errno {
+            Errno::AFNOSUPPORT | Errno::SOCKTNOSUPPORT | Errno::OPNOTSUPP => {
+                anyhow!("this kernel has no such VSOCK sockets; load the module vsock, or choose another address")
+            }
+            errno => anyhow!("cannot create a VSOCK socket: {}", words(errno)),
+        })?;
+        let bound = address
+            .bind(&socket)
+            .and_then(|()| listen(&socket, BACKLOG));
+        bound.map_err(|errno| why_not(errno, address))?;
+        self.share(socket, address, threads)
+    }
+
+    /// Gives each thread a descriptor of the one socket.
+    fn share(&mut self, socket: OwnedFd, address: &SocketAddress, threads: usize) -> Result<()> {
         for sockets in &mut self.by_thread[..threads - 1] {
             let clone = fcntl_dupfd_cloexec(&socket, 0).map_err(|errno| {
                 anyhow!(
@@ -272,7 +291,7 @@ fn bind_tcp(address: &SocketAddress, reuse_port: bool) -> Result<OwnedFd, Errno>
 fn port(address: &SocketAddress) -> u16 {
     match address {
         SocketAddress::Inet(inet) => inet.port(),
-        SocketAddress::Unix(_) => 0,
+        _ => 0,
     }
 }
 
@@ -297,6 +316,11 @@ pub(crate) fn why_not(errno: Errno, address: &SocketAddress) -> anyhow::Error {
     let port = port(address);
     match errno {
         Errno::ADDRINUSE => InUse(address.clone()).into(),
+        Errno::ACCESS if address.kind().is_vsock() => {
+            anyhow!(
+                "the port is privileged; choose one above 1023 or run with CAP_NET_BIND_SERVICE"
+            )
+        }
         Errno::ACCESS if port != 0 => anyhow!(
             "port {port} is privileged; choose one above 1023 or run with CAP_NET_BIND_SERVICE"
         ),

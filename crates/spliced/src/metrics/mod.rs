@@ -56,7 +56,7 @@ impl Metrics {
         }
     }
 
-    /// Of a relay of datagrams, SEQPACKET or VSOCK. `counts` has the sessions that are open, and how many there were.
+    /// Of a relay of datagrams. `counts` has the sessions that are open, and how many there were.
     pub(crate) fn of_single(
         listener: String,
         counts: impl Fn() -> (u64, u64) + Send + Sync + 'static,

@@ -36,9 +36,19 @@ impl Session {
         let engine = outcome
             .filter(|outcome| outcome.reason != Reason::Refused || moved.total() > 0)
             .map(|outcome| outcome.engine);
+        let messages = self.keeps_messages().then(|| {
+            let messages = outcome.map(|outcome| outcome.messages);
+            messages.unwrap_or_default()
+        });
         let moved = [
-            Moved::bytes(moved.a_to_b + facts.passed_on_bytes),
-            Moved::bytes(moved.b_to_a),
+            Moved {
+                messages: messages.map(|messages| messages.a_to_b),
+                ..Moved::bytes(moved.a_to_b + facts.passed_on_bytes)
+            },
+            Moved {
+                messages: messages.map(|messages| messages.b_to_a),
+                ..Moved::bytes(moved.b_to_a)
+            },
         ];
         let engine = (engine, &*why_engine);
         self.log(log, &facts, Event::End, engine, Some(moved), Some(why));

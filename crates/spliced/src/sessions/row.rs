@@ -3,7 +3,7 @@
 use std::time::{Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use splice::Stream;
+use splice::{Observer, Stream};
 
 use super::{Phase, Session, Sessions};
 use crate::access_log::ONLY_COPY;
@@ -185,6 +185,11 @@ impl Row {
             (row, facts.pair.clone())
         };
         let mut moved_at = session.accepted_at();
+        if session.keeps_messages() {
+            let messages = pair.as_ref().map(Observer::messages).unwrap_or_default();
+            row.units.client_to_target_messages = Some(messages.a_to_b);
+            row.units.target_to_client_messages = Some(messages.b_to_a);
+        }
         if let Some(pair) = pair {
             let (engine, why) = pair.engine();
             row.engine = Some(engine.as_str().into());

@@ -133,6 +133,11 @@ impl Session {
         routes.any(|route| matches!(route.action, Action::Echo))
     }
 
+    /// Its sockets keep messages apart.
+    pub(super) fn keeps_messages(&self) -> bool {
+        self.listener.address.keeps_messages()
+    }
+
     pub(crate) fn accepted_at(&self) -> Instant {
         self.accepted_at
     }

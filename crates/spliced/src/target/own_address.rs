@@ -8,10 +8,11 @@ use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::{fs, io};
 
+use splice::VsockAddress;
 use splice_firewall::Routes;
 
 use crate::rate_limited_warning::{RateLimitedWarning, more};
-use crate::socket_address::SocketAddress;
+use crate::socket_address::{LOCAL_CID, SocketAddress};
 
 /// Whether a connection to `target` reaches a listener on one of `listening`.
 pub(crate) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> bool {
@@ -27,8 +28,14 @@ fn reaches(
         (SocketAddress::Inet(target), SocketAddress::Inet(own)) => {
             target.port() == own.port() && covers(own, destination(target), &is_own)
         }
-        (SocketAddress::Unix(_), SocketAddress::Unix(_)) => {
+        (SocketAddress::Unix(_), SocketAddress::Unix(_))
+        | (SocketAddress::UnixSeqpacket(_), SocketAddress::UnixSeqpacket(_)) => {
             target == address || is_same_file(target, address)
+        }
+        (SocketAddress::Vsock(target), SocketAddress::Vsock(own))
+        | (SocketAddress::VsockSeqpacket(target), SocketAddress::VsockSeqpacket(own)) => {
+            let is_every = own.cid == VsockAddress::ANY_CID && target.cid == LOCAL_CID;
+            target.port == own.port && (target.cid == own.cid || is_every)
         }
         _ => false,
     })
@@ -38,7 +45,8 @@ fn reaches(
 pub(super) fn may_lead_to(target: &SocketAddress, listening: &[SocketAddress]) -> bool {
     listening.iter().any(|address| match (target, address) {
         (SocketAddress::Inet(target), SocketAddress::Inet(own)) => target.port() == own.port(),
-        (SocketAddress::Unix(_), SocketAddress::Unix(_)) => true,
+        (SocketAddress::Unix(_), SocketAddress::Unix(_))
+        | (SocketAddress::UnixSeqpacket(_), SocketAddress::UnixSeqpacket(_)) => true,
         _ => false,
     })
 }
@@ -106,7 +114,7 @@ pub(crate) fn is_on_this_host(address: &SocketAddress) -> bool {
         // A connection to it goes to this host.
         SocketAddress::Inet(address) if address.ip().to_canonical().is_unspecified() => true,
         SocketAddress::Inet(address) => is_own(*address, None) == Some(true),
-        SocketAddress::Unix(_) => true,
+        other => other.is_of_loopback(),
     }
 }
 
@@ -136,6 +144,7 @@ fn ask(question: impl FnOnce(&mut Routes) -> io::Result<bool>) -> io::Result<boo
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Meeting {
     Port(u16),
+    VsockPort(u32),
     /// The device and the inode.
     File(u64, u64),
     Name(SocketAddress),
@@ -145,8 +154,11 @@ impl Meeting {
     pub(crate) fn of(address: &SocketAddress) -> Self {
         match (address, identity(address)) {
             (SocketAddress::Inet(address), _) => Self::Port(address.port()),
-            (SocketAddress::Unix(_), Some((device, inode))) => Self::File(device, inode),
-            (SocketAddress::Unix(_), None) => Self::Name(address.clone()),
+            (SocketAddress::Vsock(vsock) | SocketAddress::VsockSeqpacket(vsock), _) => {
+                Self::VsockPort(vsock.port)
+            }
+            (_, Some((device, inode))) => Self::File(device, inode),
+            (_, None) => Self::Name(address.clone()),
         }
     }
 }
@@ -158,10 +170,7 @@ fn is_same_file(target: &SocketAddress, own: &SocketAddress) -> bool {
 
 /// The device and the inode of a socket file.
 fn identity(address: &SocketAddress) -> Option<(u64, u64)> {
-    let SocketAddress::Unix(unix) = address else {
-        return None;
-    };
-    let path = Path::new(OsStr::from_bytes(unix.path_bytes()?));
+    let path = Path::new(OsStr::from_bytes(address.unix()?.path_bytes()?));
     let metadata = fs::metadata(path).ok()?;
     Some((metadata.dev(), metadata.ino()))
 }

@@ -139,7 +139,7 @@ fn what_has_no_socket_file_has_no_mode() {
         (&["relay", "unix:@x", "127.0.0.1:1"], "unix:@x"),
         (&["echo", "[::1]:0"], "[::1]:0"),
         (&["relay", "unixgram:/x", "udp:127.0.0.1:1"], "--mode"),
-        (&["relay", "seqpacket:/x", "seqpacket:/y"], "--mode"),
+        (&["relay", "seqpacket:@x", "seqpacket:/y"], "seqpacket:@x"),
     ] {
         for option in [["--mode", "0660"], ["--owner", "0"], ["--group", "0"]] {
             let sentence = failure(&mut command(&[arguments, &option].concat()), 2);

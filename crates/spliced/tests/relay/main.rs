@@ -60,6 +60,7 @@ mod log;
 mod log_lines;
 mod matrix;
 mod mesh;
+mod message_proxy;
 mod metrics;
 mod options;
 mod programs;

@@ -217,6 +217,7 @@ impl Mover {
             pipe_after_bytes: 0,
             byte_limit: self.options.byte_limit,
             largest_datagram,
+            messages: None,
             receive_bytes: 0,
             turn_reads,
             closing: false,

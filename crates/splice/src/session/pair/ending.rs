@@ -107,6 +107,7 @@ impl Running {
         let outcome = Outcome {
             reason,
             moved: self.status.meter.read(),
+            messages: self.status.meter.read_messages(),
             engine: name,
             why_engine: why,
             duration: self.joined_at.elapsed(),

@@ -6,6 +6,7 @@
 
 use splice_base::error::Result;
 
+use crate::carrier::message::Messages;
 use crate::direction::{CarrierChoice, Direction};
 use crate::endpoint::Endpoint;
 use crate::options::Options;
@@ -57,6 +58,11 @@ impl Ends {
         self.each().iter().any(Endpoint::has_upper_protocol)
     }
 
+    /// Whether both keep messages apart. A pair of one that does and one that does not is refused.
+    pub(crate) fn keep_messages(&self) -> bool {
+        self.each()[0].kind().keeps_messages()
+    }
+
     pub(crate) fn is_echo(&self) -> bool {
         matches!(self, Self::Echo(_))
     }
@@ -75,12 +81,19 @@ impl Ends {
         each.try_for_each(|end| end.set_peer_timeouts(keepalive, user_timeout))
     }
 
-    /// The directions between them; an echo has only the first.
+    /// The directions between them; an echo has only the first. Messages have a carrier of their own.
     pub(crate) fn directions(&self, carrier_choice: CarrierChoice) -> [Direction; 2] {
-        let second = match self {
-            Self::Two(_) => Direction::new(carrier_choice),
-            Self::Echo(_) => Direction::ended(),
+        let from = |end: &Endpoint| {
+            Direction::new(match end.kind().keeps_messages() {
+                true => CarrierChoice::Messages(Messages {
+                    tells_sender: end.tells_sender(),
+                }),
+                false => carrier_choice,
+            })
         };
-        [Direction::new(carrier_choice), second]
+        match self {
+            Self::Two(both) => both.each_ref().map(from),
+            Self::Echo(one) => [from(one), Direction::ended()],
+        }
     }
 }

@@ -36,6 +36,7 @@ mod state;
 mod turn;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 pub(crate) use self::choice::BY_NAME;
@@ -267,8 +268,10 @@ impl Running {
     fn pump_both(&mut self, cx: &mut Context<'_>) -> Result<bool, Reason> {
         let in_kernel = self.in_kernel_bytes();
         let receive_bytes = self.receive_bytes();
+        let keeps_messages = self.ends.keep_messages();
         let sides = self.ends.sides();
         let mut is_turn_over = false;
+        let mut failed = None;
         for from in Side::BOTH {
             let to = self.ends.across(from);
             // A duplicate of the descriptor keeps the close from sending EOF.
@@ -276,6 +279,8 @@ impl Running {
                 self.directions[from.other().index()].has_ended() && !sides[to.index()].is_shared();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
+            let messages = self.status.meter.messages(from.index());
+            let messages_before = messages.load(Ordering::Relaxed);
             // The bytes that the kernel moves are not delivered before its engine says so.
             let limit = self
                 .byte_limit
@@ -289,12 +294,14 @@ impl Running {
                 pipe_after_bytes: self.pipe_after_bytes,
                 byte_limit: limit,
                 largest_datagram: usize::MAX,
+                messages: keeps_messages.then_some(messages),
                 receive_bytes,
                 turn_reads: TURN_READS,
                 closing,
             });
             let after = direction.given_bytes();
-            if after != before {
+            // An empty message is one, too.
+            if after != before || messages.load(Ordering::Relaxed) != messages_before {
                 self.status.meter.set(from.index(), after);
                 self.status.meter.moved(cx.now());
                 if from == Side::B && before == 0 {
@@ -319,16 +326,20 @@ impl Running {
                     let side = if at_destination { to } else { from };
                     let engine = self.state.engine();
                     let reset_by = engine.and_then(|engine| engine.reset_by());
-                    return Err(
-                        reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset)
-                    );
+                    let reason =
+                        reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset);
+                    // Where there is no reset, its last words are still to be read.
+                    if !at_destination || sides[to.index()].kind().is_tcp() {
+                        return Err(reason);
+                    }
+                    failed = Some(reason);
                 }
             }
             if limit == Some(after) {
                 return Err(Reason::ByteLimit);
             }
         }
-        Ok(is_turn_over)
+        failed.map_or(Ok(is_turn_over), Err)
     }
 
     fn given_bytes(&self) -> u64 {

@@ -145,7 +145,7 @@ fn a_connection_with_messages_has_its_fields() {
     // It has no name.
     let name = lines(&log, 2)[0]["client"].clone();
     let name = name.as_str().expect("a text");
-    assert!(name.starts_with("unix:"), "{name}");
+    assert!(name.starts_with("seqpacket:"), "{name}");
     let common = copied(&listener, name, &target, &target);
     let start = with(common.clone(), json!({"event": "start"}));
     let end = json!({
@@ -154,13 +154,13 @@ fn a_connection_with_messages_has_its_fields() {
         "target_to_client_bytes": 0,
         "client_to_target_messages": 1,
         "target_to_client_messages": 0,
-        "outcome": "end of both streams",
+        "outcome": "end of stream",
     });
     assert_eq!(lines(&log, 2), [start.clone(), with(common.clone(), end)]);
     // Nobody listens there any more.
     drop(server);
     drop(seqpacket::connected(&scratch));
-    let why = "the target cannot be reached: connection refused";
+    let why = "no target: connection refused";
     let refused = json!({
         "id": 2,
         "event": "end",

@@ -1,0 +1,135 @@
+//! Whole messages of a socket that keeps them apart (`SOCK_SEQPACKET`), also empty ones.
+//!
+//! ```text
+//! socket a ──recvmsg──▶ buffer ──send──▶ socket b
+//! ```
+//!
+//! The buffer is as large as the longest message. A message that its destination has no room for is kept in memory of its
+//! own length ([`Buffers::trim`](super::buffer::Buffers::trim)).
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
+
+use super::ReadOutcome;
+use super::buffer::Buffer;
+
+/// How messages are to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Messages {
+    /// The source reports who sent a message (`SO_PASSCRED`): an empty message has a sender, and the end of the stream has
+    /// none. Without it, an empty message looks like the end.
+    pub(crate) tells_sender: bool,
+}
+
+impl Messages {
+    /// Reads one message.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` if it is longer than the buffer: it cannot be passed on whole, and a part would pass for all of it.
+    pub(crate) fn fill(
+        self,
+        buffer: &mut Buffer,
+        source: BorrowedFd<'_>,
+    ) -> Result<ReadOutcome, Errno> {
+        // Descriptors that come with a message have no room here: the kernel closes them.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(buffer.space(usize::MAX))];
+        let message = match recvmsg(source, &mut slices, &mut control, RecvFlags::DONTWAIT) {
+            Ok(message) => message,
+            Err(Errno::AGAIN) => return Ok(ReadOutcome::Empty),
+            Err(errno) => return Err(errno),
+        };
+        if message.flags.contains(ReturnFlags::TRUNC) {
+            return Err(Errno::MSGSIZE);
+        }
+        let has_sender = self.tells_sender && control.drain().next().is_some();
+        if message.bytes == 0 && !has_sender {
+            return Ok(ReadOutcome::EndOfStream);
+        }
+        buffer.took_datagram(message.bytes);
+        Ok(ReadOutcome::Bytes(message.bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd as _, OwnedFd};
+
+    use rustix::net::{
+        AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+        socketpair, sockopt,
+    };
+
+    use super::*;
+    use crate::carrier::buffer::{Buffers, Size};
+
+    const MESSAGES: Messages = Messages { tells_sender: true };
+
+    fn pair() -> [OwnedFd; 2] {
+        let (one, other) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::NONBLOCK,
+            None,
+        )
+        .unwrap();
+        sockopt::set_socket_passcred(&other, true).unwrap();
+        [one, other]
+    }
+
+    #[test]
+    fn an_empty_message_is_not_the_end_of_the_stream() {
+        let [client, source] = pair();
+        let mut buffer = Buffers::default().take(Size::OF_MESSAGE);
+        let mut fill = || MESSAGES.fill(&mut buffer, source.as_fd());
+        assert_eq!(fill(), Ok(ReadOutcome::Empty));
+        send(&client, b"", SendFlags::empty()).unwrap();
+        send(&client, b"four", SendFlags::empty()).unwrap();
+        shutdown(&client, Shutdown::Write).unwrap();
+        assert_eq!(fill(), Ok(ReadOutcome::Bytes(0)));
+        assert_eq!(fill(), Ok(ReadOutcome::Bytes(4)));
+        assert_eq!(fill(), Ok(ReadOutcome::EndOfStream));
+    }
+
+    /// A message that waits for room takes no more memory than it has bytes.
+    #[test]
+    fn a_message_that_waits_is_kept_in_memory_of_its_length() {
+        let [client, source] = pair();
+        let [destination, server] = pair();
+        let mut buffers = Buffers::default();
+        let mut buffer = buffers.take(Size::OF_MESSAGE);
+        let earlier = std::iter::repeat_with(|| send(&destination, b"earlier", SendFlags::empty()))
+            .take_while(Result::is_ok)
+            .count();
+        for text in [&b""[..], b"later"] {
+            send(&client, text, SendFlags::empty()).unwrap();
+        }
+        for text in [&b""[..], b"later"] {
+            let filled = MESSAGES.fill(&mut buffer, source.as_fd());
+            assert_eq!(filled, Ok(ReadOutcome::Bytes(text.len())));
+            if text.is_empty() {
+                assert_eq!(buffer.drain(destination.as_fd()), Err(Errno::AGAIN));
+            }
+            buffers.trim(&mut buffer);
+            assert_eq!(buffer.bytes(), text);
+            assert!(!buffer.suits_next() && !buffer.is_empty());
+            for _ in 0..if text.is_empty() { earlier } else { 0 } {
+                recv(&server, &mut [0; 9], RecvFlags::empty()).unwrap();
+            }
+            assert_eq!(buffer.drain(destination.as_fd()), Ok(text.len()));
+            assert!(buffer.is_empty());
+            let mut received = [0; 9];
+            let (_, length) = recv(&server, &mut received, RecvFlags::empty()).unwrap();
+            assert_eq!(&received[..length], text);
+            buffers.give_back(buffer);
+            // What was trimmed is lent to the next one.
+            buffer = buffers.take(Size::OF_MESSAGE);
+            assert!(buffer.suits_next());
+        }
+    }
+}
