@@ -79,3 +79,4 @@ mod top;
 mod trace;
 mod usage;
 mod vsock_namespace;
+mod vsock_proxy;

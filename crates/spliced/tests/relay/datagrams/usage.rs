@@ -37,7 +37,7 @@ fn what_cannot_be_joined_is_refused_in_one_sentence() {
         ),
         (
             &["udp::0", "udp::1", "--half-close-timeout", "30s"],
-            &["--half-close-timeout is for TCP and UNIX streams"],
+            &["--half-close-timeout is for connections"],
         ),
         (
             &["udp::0", "udp::1", "--max-sessions", "0"],
