@@ -7,6 +7,7 @@ use std::time::Duration;
 use splice::{Address, SocketName};
 
 use crate::config::health;
+use crate::config::kind;
 use crate::config::removal::Removal;
 use crate::config::value::{Table, Value};
 use crate::plan::{
@@ -284,7 +285,7 @@ fn server_address(value: &Value<'_>) -> Option<ServerAddress> {
         };
     }
     let Some(name) = text.strip_prefix("srv:") else {
-        return match value.parse()? {
+        return match kind::stream(value)? {
             Address::Inet { port: 0, .. } => nobody_listens(value, text),
             address => Some(ServerAddress::Address(address)),
         };

@@ -1,6 +1,11 @@
 //! The keys of listeners and routes that only streams have, and those that only datagrams have.
 
-use crate::config::value::Table;
+use splice::Address;
+
+use crate::config::value::{Table, Value};
+
+/// Prefixes of sockets that a configuration does not take.
+const OF_RELAY: [&str; 3] = ["seqpacket:", "vsock:", "vsock-seqpacket:"];
 
 /// What only streams have, and what datagrams have in its place.
 const OF_STREAMS: &[(&str, &str)] = &[
@@ -10,7 +15,10 @@ const OF_STREAMS: &[(&str, &str)] = &[
     ("mode", ""),
     ("owner", ""),
     ("group", ""),
-    ("protocol", ""),
+    (
+        "protocol",
+        "remove it, since the address says what the socket is",
+    ),
     ("decide_within", ""),
     ("first_bytes_limit", ""),
     ("half_close_timeout", "end sessions with idle_timeout"),
@@ -57,6 +65,33 @@ const STREAM_CONDITIONS: &[&str] = &[
     "socks",
     "connect",
 ];
+
+/// The address of a stream.
+pub(super) fn stream(value: &Value<'_>) -> Option<Address> {
+    let text = value.text()?;
+    if OF_RELAY.iter().any(|kind| text.starts_with(kind)) {
+        return value.refuse(format!(
+            "{text:?} cannot be used: a configuration has TCP, UNIX streams and datagrams; write HOST:PORT, unix:/path, \
+             udp:HOST:PORT or unixgram:/path, or use 'spliced relay'"
+        ));
+    }
+    value.parse()
+}
+
+/// Notes a protocol that is not the one of the address.
+pub(super) fn check_protocol(protocol: &Value<'_>, address: Option<&Address>) {
+    if protocol.is_udp() {
+        let address = match address {
+            Some(address @ Address::Inet { .. }) => address.to_string(),
+            _ => "HOST:PORT".into(),
+        };
+        protocol.refuse::<()>(format!(
+            "cannot be \"udp\"; write address = \"udp:{address}\", and remove protocol"
+        ));
+        return;
+    }
+    protocol.choice(&[("tcp", ())]);
+}
 
 /// Notes what has a meaning for streams only.
 pub(super) fn refuse_on_datagrams(table: &Table<'_>) {

@@ -68,7 +68,7 @@ pub(super) fn read(
             "the listener has no address; write address = \"0.0.0.0:443\"",
         );
     }
-    let address: Option<Address> = address.and_then(|value| value.parse());
+    let address = address.and_then(|value| kind::stream(&value));
     let name = table.get("name").and_then(|value| name(&value));
     listener.name = name.unwrap_or_else(|| {
         address
@@ -77,7 +77,7 @@ pub(super) fn read(
             .unwrap_or_default()
     });
     if let Some(protocol) = table.get("protocol") {
-        protocol.choice(&[("tcp", ())]);
+        kind::check_protocol(&protocol, address.as_ref());
     }
     settings(table, &mut listener);
     check_access_log(table, &listener.access_log);
