@@ -54,6 +54,7 @@ use crate::access_log::AccessLog;
 use crate::admin::{AdminSocket, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
+use crate::metrics::Counts;
 use crate::refusal;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::service::Process;
@@ -131,7 +132,12 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         target: plan.target.to_string(),
         counts: move || {
             let made = counted.made.load(Ordering::Relaxed);
-            (counted.sessions.count() as u64, made)
+            Counts {
+                open: counted.sessions.count() as u64,
+                accepted: made,
+                // A session begins with its socket to the target.
+                joined: made,
+            }
         },
         ask: move |survey: &Arc<Survey>| askers.iter().for_each(|ask| ask(survey)),
     };

@@ -170,8 +170,8 @@ impl Connection {
             id: self.id,
             listener,
             route: 1,
-            backend: None,
-            server: None,
+            backend: target.clone(),
+            server: target.clone(),
             client: self.client_name.clone(),
             target,
             phase: match &self.server {

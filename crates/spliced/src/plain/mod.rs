@@ -35,6 +35,7 @@ use crate::access_log::AccessLog;
 use crate::admin::{AdminSocket, Facts, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
+use crate::metrics::Counts;
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::resource_limit::{limit_met, raise_descriptor_limit};
 use crate::sessions::{Asked, Inbox, KILLED, Survey};
@@ -59,6 +60,8 @@ struct Control {
     open: AtomicU64,
     /// Connections so far.
     made: AtomicU64,
+    /// Those that the target has taken.
+    joined: AtomicU64,
     wake: OwnedFd,
     inbox: Inbox,
 }
@@ -95,6 +98,7 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
         stops: AtomicU8::new(0),
         open: AtomicU64::new(0),
         made: AtomicU64::new(0),
+        joined: AtomicU64::new(0),
         wake: wake.context("cannot create an eventfd")?,
         inbox: Inbox::default(),
     });
@@ -123,7 +127,11 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
         target: relay.plan.target.to_string(),
         counts: move || {
             let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-            (count(&counted.open), count(&counted.made))
+            Counts {
+                open: count(&counted.open),
+                accepted: count(&counted.made),
+                joined: count(&counted.joined),
+            }
         },
         ask: move |survey: &Arc<Survey>| {
             asked.inbox.put(survey);
@@ -425,6 +433,7 @@ impl Relay {
         }
         if connection.next_at().is_none() {
             self.opening.remove(&number);
+            self.control.joined.fetch_add(1, Ordering::Relaxed);
             self.log(&self.connections[number], None);
         }
         true
