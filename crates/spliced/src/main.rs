@@ -59,6 +59,7 @@ mod own_network;
 mod peer_timeouts;
 mod plain;
 mod plan;
+mod plural;
 mod printable;
 mod race;
 mod rate_limited_warning;

@@ -418,8 +418,10 @@ impl Running {
                     true => "not reloaded",
                     false => "not reloaded, nothing has changed",
                 };
-                tracing::error!("{told}: {error:#}");
-                self.facts.reloaded(Some(format!("{told}: {error:#}")));
+                // Each mistake of the configuration has a line.
+                let why = format!("{error:#}").trim_end().replace('\n', "; ");
+                tracing::error!("{told}: {why}");
+                self.facts.reloaded(Some(format!("{told}: {why}")));
                 Err(error.context(told))
             }
         }

@@ -55,6 +55,7 @@ use crate::admin::{AdminSocket, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::metrics::Counts;
+use crate::plural::counted;
 use crate::refusal;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::service::Process;
@@ -125,15 +126,15 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     for address in service.shown_addresses() {
         tracing::info!("listening on {address}, relaying to {}", plan.target);
     }
-    let counted = Arc::clone(&service);
+    let of_all = Arc::clone(&service);
     let askers: Vec<_> = workers.iter().map(Worker::asker).collect();
     let single = Single {
         listening: service.shown_addresses(),
         target: plan.target.to_string(),
         counts: move || {
-            let made = counted.made.load(Ordering::Relaxed);
+            let made = of_all.made.load(Ordering::Relaxed);
             Counts {
-                open: counted.sessions.count() as u64,
+                open: of_all.sessions.count() as u64,
                 accepted: made,
                 // A session begins with its socket to the target.
                 joined: made,
@@ -160,8 +161,9 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
                 let left = service.sessions.count();
                 workers.iter().for_each(Worker::drain);
                 tracing::info!(
-                    "no longer accepting clients; {left} sessions left with {} to become quiet; a second \
-                     signal, at least a second after the first, ends the relay at once",
+                    "no longer accepting clients; {} left with {} to become quiet; a second signal, at least a \
+                     second after the first, ends the relay at once",
+                    counted(left, "session"),
                     humantime::format_duration(timeout)
                 );
             }
@@ -188,7 +190,8 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     let cut_short = process.cut_short.load(Ordering::Relaxed);
     if cut_short > 0 {
         progress.ending(CUT_SHORT);
-        tracing::warn!("ended {cut_short} sessions that were not quiet");
+        let sessions = counted(cut_short, "session");
+        tracing::warn!("cut {sessions} short: the drain timeout or a second signal");
     }
     service.log_total();
     if let Some(log) = access_log {

@@ -39,6 +39,7 @@ use crate::file_lock::LockWait;
 use crate::forwarding::Forwarding;
 use crate::listener::{ListeningSockets, change_access};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
+use crate::plural::counted;
 use crate::refusal;
 use crate::service::{Process, Service, Terms};
 use crate::sessions::About;
@@ -77,10 +78,7 @@ struct Listening {
 
 /// So many of them, in words.
 pub(crate) fn connections(count: u64) -> String {
-    match count {
-        1 => "1 connection".into(),
-        count => format!("{count} connections"),
-    }
+    counted(count, "connection")
 }
 
 /// A listener that is about to be added.

@@ -36,7 +36,8 @@ use crate::admin::{AdminSocket, Facts, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::metrics::Counts;
-use crate::rate_limited_warning::RateLimitedWarning;
+use crate::plural::counted;
+use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::resource_limit::{limit_met, raise_descriptor_limit};
 use crate::sessions::{Asked, Inbox, KILLED, Survey};
 use crate::signal::{Request, Signals};
@@ -118,7 +119,7 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
     progress.running();
     let target = Place::of(&plan.target, plan.connect_timeout)?;
     let (listener, address, _socket_file) = Place::to_listen(&plan.listen)?.listen()?;
-    let (counted, asked) = (Arc::clone(&control), Arc::clone(&control));
+    let (counting, asked) = (Arc::clone(&control), Arc::clone(&control));
     let log = access_log.clone();
     let mut relay = Relay::new(plan, target, (listener, address.clone()), log, control)?;
     tracing::info!("listening on {address}, relaying to {}", relay.plan.target);
@@ -128,9 +129,9 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
         counts: move || {
             let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
             Counts {
-                open: count(&counted.open),
-                accepted: count(&counted.made),
-                joined: count(&counted.joined),
+                open: count(&counting.open),
+                accepted: count(&counting.made),
+                joined: count(&counting.joined),
             }
         },
         ask: move |survey: &Arc<Survey>| {
@@ -146,7 +147,8 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
     let cut_short = relay.connections.len();
     if cut_short > 0 {
         progress.ending(CUT_SHORT);
-        tracing::warn!("cut {cut_short} connections: the drain timeout or a second signal");
+        let connections = counted(cut_short, "connection");
+        tracing::warn!("cut {connections}: the drain timeout or a second signal");
     }
     let left: Vec<usize> = relay.connections.iter().map(|(number, _)| number).collect();
     for number in left {
@@ -296,9 +298,9 @@ impl Relay {
         self.listener = None;
         self.drain_until = Some(now.checked_add(timeout).unwrap_or(now));
         tracing::info!(
-            "no longer accepting; {} connections left with {} to end; a second signal, at least a second \
-             after the first, ends the relay at once",
-            self.connections.len(),
+            "no longer accepting; {} left with {} to end; a second signal, at least a second after the first, \
+             ends the relay at once",
+            counted(self.connections.len(), "connection"),
             humantime::format_duration(timeout)
         );
     }
@@ -481,7 +483,7 @@ impl Relay {
 
     fn warn(&self, why: &str) {
         self.warning.emit(|suppressed| {
-            tracing::warn!("{why} ({suppressed} more since the last such line)");
+            tracing::warn!("{why}{}", more(suppressed));
         });
     }
 }

@@ -131,7 +131,7 @@ fn a_server_has_no_more_sessions_than_it_may() {
     other.send(b"too many").expect("it is sent");
     proxy
         .relay
-        .wait_logged("each server has 1 sessions (max_connections_per_server)");
+        .wait_logged("each server has 1 session (max_connections_per_server)");
     assert_eq!(got(&only), None);
     // A session that ends makes room.
     let id = proxy.sessions()[0]["id"].to_string();

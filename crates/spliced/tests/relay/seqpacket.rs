@@ -161,7 +161,7 @@ fn limits_hold_and_a_second_signal_cuts() {
     assert_eq!(message(&second_far), b"waits");
     relay.signal_until_it_ends(Signal::TERM);
     assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
-    relay.wait_logged("no longer accepting; 1 connections left");
+    relay.wait_logged("no longer accepting; 1 connection left");
     assert!(message(&second).is_empty());
 }
 
