@@ -1,8 +1,10 @@
 //! `spliced check`: every mistake of a configuration, and what it comes to on this host.
 
 mod backends;
+mod datagrams;
 mod engine;
 mod found;
+mod health;
 mod host;
 mod listening;
 mod names;

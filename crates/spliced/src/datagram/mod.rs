@@ -47,7 +47,7 @@ pub(crate) use self::control::{Group, Hold};
 use self::destination::OneTarget;
 pub(crate) use self::destination::{Destination, Route, Routes};
 pub(crate) use self::listeners::Listeners;
-pub(crate) use self::plan::{DatagramPlan, threads_of};
+pub(crate) use self::plan::{DatagramPlan, shown, threads_of};
 pub(crate) use self::service::{DatagramService, ServiceTerms};
 pub(crate) use self::worker::Worker;
 use crate::access_log::AccessLog;
