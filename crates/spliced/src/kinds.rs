@@ -7,7 +7,7 @@ use crate::cli::RelayArgs;
 use crate::datagram::DatagramPlan;
 use crate::file_access::FileAccess;
 use crate::plain::PlainPlan;
-use crate::plan::{DatagramTerms, Plan};
+use crate::plan::{CONNECT_TIMEOUT, DatagramTerms, Plan};
 use crate::refusal::WrongUsage;
 use crate::relay;
 
@@ -105,6 +105,29 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
         ));
     }
     refuse_those_of_streams(&args)?;
+    if args.connect_timeout.is_some() {
+        return refuse(
+            "--connect-timeout is for connections, which datagrams do not have; leave it out",
+        );
+    }
+    if let SocketName::UnixDatagram(_) = plan.listen {
+        if args.life.threads.is_some_and(|threads| threads > 1) {
+            return refuse(
+                "--threads is for UDP: a UNIX datagram socket has one queue, which one thread reads; leave it out",
+            );
+        }
+        if args.datagrams.max_sessions_per_client.is_some() {
+            return refuse(
+                "--max-sessions-per-client tells clients by their IP addresses, which those of a UNIX socket do not \
+                 have; leave it out",
+            );
+        }
+        if let (SocketName::UnixDatagram(_), Some(sentence)) =
+            (&plan.target, args.datagrams.of_udp())
+        {
+            return refuse(sentence);
+        }
+    }
     if args.life.max_connections.is_some() {
         return refuse(
             "--max-connections is for streams; limit a relay of datagrams with --max-sessions",
@@ -112,7 +135,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     }
     Ok(DatagramPlan {
         wanted_threads: args.life.threads,
-        terms: DatagramTerms::of(&args.datagrams, args.life.idle_timeout),
+        terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
         drain_timeout: args.life.drain_timeout,
         access_log: args.access_log,
         control: args.control,
@@ -155,11 +178,16 @@ fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<
     }
     refuse_those_of_streams(&args)?;
     refuse_those_of_datagrams(&args)?;
+    if args.life.threads.is_some_and(|threads| threads > 1) {
+        return refuse(
+            "--threads is for TCP, UNIX streams and UDP: one thread moves these messages; leave it out",
+        );
+    }
     Ok(PlainPlan {
         listen,
         target,
-        connect_timeout: args.connect_timeout,
-        idle_timeout: args.life.idle_timeout,
+        connect_timeout: args.connect_timeout.unwrap_or(CONNECT_TIMEOUT),
+        idle_timeout: args.idle_timeout,
         max_connections: args.life.max_connections,
         drain_timeout: args.life.drain_timeout,
         access_log: args.access_log,

@@ -33,7 +33,7 @@ pub(crate) struct SessionsArgs {
     pub(crate) json: bool,
 }
 
-/// End a session, or all that a filter takes: client and server get a reset.
+/// End a session, or all that a filter takes: client and server get a reset, but nobody is told of the end of a session of datagrams.
 ///
 /// Without options, it ends the session with this id of the only process that has one, of those that this user may ask,
 /// or the sessions that all filters take. If several processes have such sessions, it refuses to choose; with --config,

@@ -17,6 +17,7 @@ use crate::circle;
 use crate::datagram;
 use crate::plan::{BackendPlan, Plan, ServerAddress, ServerPlan};
 use crate::printable::printable;
+use crate::resource_limit::too_few_descriptors;
 use crate::socket_address::SocketAddress;
 
 /// What this host makes of a plan.
@@ -104,6 +105,10 @@ impl Found {
         if let Some(address) = &plan.control.metrics {
             places.metrics(address);
         }
+        let (connections, sessions) = plan.most_clients();
+        found
+            .warnings
+            .extend(too_few_descriptors(connections, sessions));
         found.warnings.append(&mut places.warnings);
         found.obstacles.append(&mut places.obstacles);
         for backend in &plan.backends {

@@ -57,7 +57,7 @@ use crate::exit_status::{CUT_SHORT, FAILED};
 use crate::metrics::Counts;
 use crate::plural::counted;
 use crate::refusal;
-use crate::resource_limit::raise_descriptor_limit;
+use crate::resource_limit::raise_descriptor_limit_for;
 use crate::service::Process;
 use crate::sessions::Survey;
 use crate::signal::{Request, Signals};
@@ -90,11 +90,9 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
             };
         }
     })?;
-    // A session has one descriptor.
-    raise_descriptor_limit(None);
+    raise_descriptor_limit_for(None, plan.terms.max_sessions as u64);
     let threads = plan.threads();
-    let target = Target::new(plan.target_address.clone(), Some(RESOLVE_WITHIN))?;
-    target.keep_current();
+    let target = Target::of_datagrams(plan.target_address.clone(), Some(RESOLVE_WITHIN))?;
     let access_log = AccessLog::of(&plan.access_log)?;
     // From then on there may be a socket file to remove.
     progress.running();
@@ -187,7 +185,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     drop(admin);
     progress.ending(FAILED);
     workers.into_iter().for_each(Worker::join);
-    let cut_short = process.cut_short.load(Ordering::Relaxed);
+    let cut_short = process.cut_short_sessions.load(Ordering::Relaxed);
     if cut_short > 0 {
         progress.ending(CUT_SHORT);
         let sessions = counted(cut_short, "session");

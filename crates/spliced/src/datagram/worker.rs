@@ -245,7 +245,7 @@ impl Relaying {
             let left = self.sessions.len() as u64;
             self.service
                 .process
-                .cut_short
+                .cut_short_sessions
                 .fetch_add(left, Ordering::Relaxed);
         }
         while let Some(number) = self.sessions.any() {
