@@ -33,12 +33,14 @@ pub(crate) struct SessionsArgs {
     pub(crate) json: bool,
 }
 
-/// End a session, or all that a filter takes: client and server get a reset, but nobody is told of the end of a session of datagrams.
+/// End a session, or all that a filter takes: client and server get a reset.
 ///
 /// Without options, it ends the session with this id of the only process that has one, of those that this user may ask,
 /// or the sessions that all filters take. If several processes have such sessions, it refuses to choose; with --config,
 /// it ends those of all processes that run this file. After 'spliced drain', '--filter server=ADDRESS' ends what a server
 /// still has.
+///
+/// Nobody is told of the end of a session of datagrams: the next one of its client opens another session.
 ///
 /// The access log then has the outcome "ended by an operator". The command does not wait until the sessions have ended.
 #[derive(Args, Debug)]
