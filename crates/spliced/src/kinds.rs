@@ -33,7 +33,7 @@ impl Kinds {
                 ));
             }
             let access = args.life.file_access;
-            access.suit(listen).map_err(WrongUsage::new)?;
+            access.suit(&args.listen).map_err(WrongUsage::new)?;
             let (listen, target) = (listen.clone(), target.clone());
             return Ok(Self::Streams(relay::plan_of_relay(args, listen, target)));
         }
@@ -66,10 +66,6 @@ fn refuse_those_of_streams(args: &RelayArgs) -> Result<()> {
         (
             args.half_close_timeout.is_some(),
             "--half-close-timeout is for TCP and UNIX streams; leave it out",
-        ),
-        (
-            args.life.file_access != FileAccess::default(),
-            "--mode, --owner and --group are for UNIX streams; leave them out",
         ),
     ];
     match given.iter().find(|(is_given, _)| *is_given) {
@@ -105,6 +101,8 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
         ));
     }
     refuse_those_of_streams(&args)?;
+    let access = args.life.file_access;
+    access.suit(&plan.listen).map_err(WrongUsage::new)?;
     if args.connect_timeout.is_some() {
         return refuse(
             "--connect-timeout is for connections, which datagrams do not have; leave it out",
@@ -135,6 +133,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     }
     Ok(DatagramPlan {
         wanted_threads: args.life.threads,
+        file_access: access,
         terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
         drain_timeout: args.life.drain_timeout,
         access_log: args.access_log,
@@ -178,6 +177,11 @@ fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<
     }
     refuse_those_of_streams(&args)?;
     refuse_those_of_datagrams(&args)?;
+    if args.life.file_access != FileAccess::default() {
+        return refuse(
+            "--mode, --owner and --group are for UNIX streams and datagrams; leave them out",
+        );
+    }
     if args.life.threads.is_some_and(|threads| threads > 1) {
         return refuse(
             "--threads is for TCP, UNIX streams and UDP: one thread moves these messages; leave it out",

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use serde_json::{Value, json};
-use splice::Address;
+use splice::{Address, SocketName};
 
 use crate::admin::{self, AdminSocket, Facts};
 use crate::bypass;
@@ -86,7 +86,8 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Result<Plan> {
     log.check()
         .map_err(|sentence| WrongUsage::new(sentence.into()))?;
     let access = args.life.file_access;
-    access.suit(&args.listen).map_err(WrongUsage::new)?;
+    let name = SocketName::Stream(args.listen.clone());
+    access.suit(&name).map_err(WrongUsage::new)?;
     let listener = ListenerPlan {
         file_access: access,
         engine: args.engine,

@@ -12,9 +12,6 @@ const OF_STREAMS: &[(&str, &str)] = &[
     ("engine", ""),
     ("from_syn", ""),
     ("bypass_firewall", ""),
-    ("mode", ""),
-    ("owner", ""),
-    ("group", ""),
     (
         "protocol",
         "remove it, since the address says what the socket is",

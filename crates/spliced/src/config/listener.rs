@@ -1,6 +1,6 @@
 //! A `[[listener]]` and what `[defaults]` says for all of them.
 
-use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, UserTimeout};
+use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, SocketName, UserTimeout};
 use splice_route::Prefix;
 
 use crate::access_log_args::{AccessLogArgs, LogPlace};
@@ -98,7 +98,8 @@ pub(super) fn read(
     }
     if let Some(address) = &address {
         listener.address = address.clone();
-        suit_file_access(table, &mut listener);
+        let name = SocketName::Stream(address.clone());
+        suit_file_access(table, &mut listener.file_access, &name);
     }
     listener.routes = routes.read(of_listener.unwrap_or_default(), Of::Streams(&listener));
     address.map(|_| listener)
@@ -123,10 +124,7 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         &mut listener.bypass_firewall,
         Value::flag,
     );
-    let access = &mut listener.file_access;
-    table.set_some("mode", &mut access.mode, mode);
-    table.set_some("owner", &mut access.owner, |value| number_of(value, user));
-    table.set_some("group", &mut access.group, |value| number_of(value, group));
+    file_access(table, &mut listener.file_access);
     table.set("decide_within", &mut listener.decide_within, Value::time);
     table.set(
         "first_bytes_limit",
@@ -175,6 +173,13 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
     client_prefix(table, limits);
     table.set_some("rate", &mut listener.rate, |value| value.size(RATES));
     access_log(table, &mut listener.access_log);
+}
+
+/// Who may connect to a socket file.
+pub(super) fn file_access(table: &Table<'_>, access: &mut FileAccess) {
+    table.set_some("mode", &mut access.mode, mode);
+    table.set_some("owner", &mut access.owner, |value| number_of(value, user));
+    table.set_some("group", &mut access.group, |value| number_of(value, group));
 }
 
 /// How many bits of an address make one client.
@@ -238,11 +243,11 @@ pub(super) fn number_of(
 }
 
 /// Notes mode, owner or group of a listener without a socket file. Those of `[defaults]` are for others.
-fn suit_file_access(table: &Table<'_>, listener: &mut ListenerPlan) {
-    let Err(sentence) = listener.file_access.suit(&listener.address) else {
+pub(super) fn suit_file_access(table: &Table<'_>, access: &mut FileAccess, address: &SocketName) {
+    let Err(sentence) = access.suit(address) else {
         return;
     };
-    listener.file_access = FileAccess::default();
+    *access = FileAccess::default();
     let given = ["mode", "owner", "group"];
     if let Some(key) = given.into_iter().find(|key| table.get(key).is_some()) {
         table.notes.mistake(&table.at(key), sentence);

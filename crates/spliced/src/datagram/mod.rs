@@ -100,7 +100,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         sockets,
         addresses,
         socket_file: _socket_file,
-    } = Listeners::bind(&plan.listen, &plan.terms, threads)?;
+    } = Listeners::bind(&plan.listen, &plan.terms, threads, plan.file_access)?;
     if plan.is_one_kind() {
         let name = plan.target.to_string();
         refusal::of_itself(&name, &[Arc::clone(&target)], &addresses)?;

@@ -165,7 +165,7 @@ impl Deployment {
             }
         }
         self.refuse_circles(plan, &bound, &datagrams, &backends)?;
-        self.change_file_access(&terms, last)?;
+        self.change_file_access(&terms, &datagrams, last)?;
 
         self.commit(terms, bound, datagrams, backends, access_logs);
         Ok(())
@@ -329,8 +329,13 @@ impl Deployment {
     }
 
     /// Changes who may connect to the UNIX listeners that stay, and does `last`.
-    fn change_file_access(&self, terms: &[Terms], last: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut changes = Vec::new();
+    fn change_file_access(
+        &self,
+        terms: &[Terms],
+        datagrams: &datagrams::Prepared,
+        last: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut changes = self.datagrams.changes_of_access(datagrams)?;
         for terms in terms {
             let Some(listening) = self.listeners.get(&key(&terms.plan)) else {
                 continue;
