@@ -219,9 +219,17 @@ pub(crate) struct RelayArgs {
     #[arg(long)]
     pub(crate) from_syn: bool,
 
-    /// Time to connect to the target, for all its addresses together.
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
-    pub(crate) connect_timeout: Duration,
+    /// Time to connect to the target, for all its addresses together [default: 5s].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) connect_timeout: Option<Duration>,
+
+    /// Reset a connection, or end a session of datagrams, after this time without traffic (500ms, 5m, 1h 30m)
+    /// [default: never; of datagrams: 30s].
+    ///
+    /// Nobody is told of the end of a session. The next datagram of its client opens another one, so the target sees
+    /// another port.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) idle_timeout: Option<Duration>,
 
     /// Once one side has ended its stream, reset the connection after this time without traffic from the
     /// other side [default: never].
@@ -307,6 +315,10 @@ pub(crate) struct EchoArgs {
     #[arg(long)]
     pub(crate) busy_poll: bool,
 
+    /// Reset a connection after this time without traffic (500ms, 5m, 1h 30m) [default: never].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) idle_timeout: Option<Duration>,
+
     #[command(flatten)]
     pub(crate) access_log: AccessLogArgs,
 
@@ -323,10 +335,6 @@ pub(crate) struct LifeArgs {
     /// Number of threads, each with its own event loop and listening socket [default: one per CPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-
-    /// Reset a connection after this time without traffic (500ms, 5m, 1h 30m) [default: never].
-    #[arg(long, value_name = "TIME", value_parser = time)]
-    pub(crate) idle_timeout: Option<Duration>,
 
     /// TCP keep-alive of both sockets: the time without a segment until a peer is asked for a sign of life,
     /// the time between two probes, and their number (30s, or 30s,10s,3), or off. What is left out is the

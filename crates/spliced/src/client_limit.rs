@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use splice_route::Prefix;
 
 use crate::plan::ClientLimits;
+use crate::plural::counted;
 
 /// A client may open in a burst what it may open within this time.
 const BURST: Duration = Duration::from_secs(1);
@@ -58,12 +59,13 @@ impl fmt::Display for Excess {
         match self {
             Self::Connections(most) => write!(
                 f,
-                "its client has {most} connections, the limit (max_connections_per_client)"
+                "its client has {}, the limit (max_connections_per_client)",
+                counted(*most, "connection")
             ),
             Self::NewPerSecond(rate) => write!(
                 f,
-                "its client opens more than {rate} connections per second, the limit \
-                 (new_connections_per_client)"
+                "its client opens more than {} per second, the limit (new_connections_per_client)",
+                counted(*rate, "connection")
             ),
         }
     }

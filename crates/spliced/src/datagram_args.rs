@@ -30,13 +30,28 @@ pub(crate) struct DatagramArgs {
     #[arg(long, value_name = "N|host|keep")]
     pub(crate) ttl: Option<TimeToLive>,
 
-    /// Whether datagrams are sent on with the don't-fragment bit: auto (with it while they fit the path, else in
-    /// fragments), yes (what does not fit is dropped, and the client is told by ICMP) or no [default: auto].
+    /// Whether datagrams are sent on with the don't-fragment bit: auto (with it while they fit the path that this host
+    /// knows, else in fragments), yes (what does not fit is dropped) or no (routers may split them, over IPv4)
+    /// [default: auto].
+    ///
+    /// A client whose datagram was too big for the path to the target is told by ICMP how long its packets may be,
+    /// which needs CAP_NET_RAW.
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) dont_fragment: Option<DontFragment>,
 }
 
 impl DatagramArgs {
+    /// The first of these options that only UDP has and that was given.
+    pub(crate) fn of_udp(&self) -> Option<&'static str> {
+        match (self.ttl, self.dont_fragment) {
+            (Some(_), _) => Some("--ttl is for UDP, and both sockets are UNIX; leave it out"),
+            (_, Some(_)) => {
+                Some("--dont-fragment is for UDP, and both sockets are UNIX; leave it out")
+            }
+            (None, None) => None,
+        }
+    }
+
     /// The first of these options that was given, and what a relay of streams has in its place.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let all = [

@@ -5,12 +5,13 @@ use std::str::FromStr;
 
 use clap::Args;
 use nix::unistd::{Group, User};
-use splice::Address;
+use splice::SocketName;
 
 /// What is `None` is as bind(2) makes it, by the umask and the user of the process.
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileAccess {
-    /// Mode of the socket file of LISTEN (unix:/path), in octal, such as 0660. Whoever may write to the file may connect.
+    /// Mode of the socket file of LISTEN (unix:/path, unixgram:/path), in octal, such as 0660. Whoever may write to the file
+    /// may connect, or send.
     /// An access control list that the file inherits from its directory is removed [default: by the umask].
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<FileMode>,
@@ -34,13 +35,24 @@ const UNCHANGED: u32 = u32::MAX;
 
 impl FileAccess {
     /// Why a listener on `address` cannot have this.
-    pub(crate) fn suit(self, address: &Address) -> Result<(), String> {
-        if self == Self::default() || address.socket_file().is_some() {
+    pub(crate) fn suit(self, address: &SocketName) -> Result<(), String> {
+        let file = match address {
+            SocketName::Connected(address) | SocketName::UnixDatagram(address) => {
+                address.socket_file()
+            }
+            SocketName::Udp(_) => None,
+        };
+        if self == Self::default() || file.is_some() {
             return Ok(());
         }
+        let instead = match address {
+            _ if address.is_datagram() => "unixgram:/path",
+            _ if address.is_seqpacket() => "seqpacket:/path",
+            _ => "unix:/path",
+        };
         Err(format!(
             "mode, owner and group are those of a socket file, which {address} does not have; leave them out, or listen on \
-             unix:/path"
+             {instead}"
         ))
     }
 }
@@ -171,7 +183,8 @@ mod tests {
             access.suit(&address).is_ok()
         };
         assert!(suits("unix:/run/x", access));
-        for other in ["127.0.0.1:80", "unix:@x", ":80"] {
+        assert!(suits("unixgram:/run/x", access));
+        for other in ["127.0.0.1:80", "unix:@x", ":80", "unixgram:@x", "udp::80"] {
             assert!(!suits(other, access), "{other}");
             assert!(suits(other, FileAccess::default()), "{other}");
         }

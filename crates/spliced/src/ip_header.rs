@@ -37,7 +37,7 @@ pub(crate) enum DontFragment {
     /// Not while it fits the path as far as this host knows; what does not fit leaves in fragments.
     #[default]
     Auto,
-    /// Never: what does not fit is dropped, and its sender is told by ICMP.
+    /// Never: what does not fit is dropped.
     Yes,
     /// Always (IPv4). Over IPv6 this host sends fragments, as with auto.
     No,

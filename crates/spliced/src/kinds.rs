@@ -5,7 +5,6 @@ use splice::{Address, EngineChoice, EngineName, SocketName};
 
 use crate::cli::RelayArgs;
 use crate::datagram::DatagramPlan;
-use crate::file_access::FileAccess;
 use crate::plan::{DatagramTerms, NO_MACHINE, Plan};
 use crate::refusal::WrongUsage;
 use crate::relay;
@@ -55,7 +54,7 @@ fn refuse_on_connections(listen: &Address, target: &Address, args: &RelayArgs) -
         return refuse(&format!("the target {target} cannot be used: {NO_MACHINE}"));
     }
     let access = args.life.file_access;
-    access.suit(listen).map_err(WrongUsage::new)?;
+    access.suit(&args.listen).map_err(WrongUsage::new)?;
     let is_copied = [
         EngineChoice::default(),
         EngineChoice::Only(EngineName::Copy),
@@ -104,9 +103,6 @@ fn refuse_those_of_connections(args: &RelayArgs) -> Result<()> {
     if args.half_close_timeout.is_some() {
         return refuse("--half-close-timeout is for connections; leave it out");
     }
-    if args.life.file_access != FileAccess::default() {
-        return refuse("--mode, --owner and --group are for connections; leave them out");
-    }
     Ok(())
 }
 
@@ -137,6 +133,31 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
         ));
     }
     refuse_those_of_connections(&args)?;
+    let access = args.life.file_access;
+    access.suit(&plan.listen).map_err(WrongUsage::new)?;
+    if args.connect_timeout.is_some() {
+        return refuse(
+            "--connect-timeout is for connections, which datagrams do not have; leave it out",
+        );
+    }
+    if let SocketName::UnixDatagram(_) = plan.listen {
+        if args.life.threads.is_some_and(|threads| threads > 1) {
+            return refuse(
+                "--threads is for UDP: a UNIX datagram socket has one queue, which one thread reads; leave it out",
+            );
+        }
+        if args.datagrams.max_sessions_per_client.is_some() {
+            return refuse(
+                "--max-sessions-per-client tells clients by their IP addresses, which those of a UNIX socket do not \
+                 have; leave it out",
+            );
+        }
+        if let (SocketName::UnixDatagram(_), Some(sentence)) =
+            (&plan.target, args.datagrams.of_udp())
+        {
+            return refuse(sentence);
+        }
+    }
     if args.life.max_connections.is_some() {
         return refuse(
             "--max-connections is for streams; limit a relay of datagrams with --max-sessions",
@@ -144,7 +165,8 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     }
     Ok(DatagramPlan {
         wanted_threads: args.life.threads,
-        terms: DatagramTerms::of(&args.datagrams, args.life.idle_timeout),
+        file_access: access,
+        terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
         drain_timeout: args.life.drain_timeout,
         access_log: args.access_log,
         control: args.control,

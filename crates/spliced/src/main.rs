@@ -58,6 +58,7 @@ mod outgoing;
 mod own_network;
 mod peer_timeouts;
 mod plan;
+mod plural;
 mod printable;
 mod race;
 mod rate_limited_warning;

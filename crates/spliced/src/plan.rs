@@ -315,6 +315,18 @@ pub(crate) struct QueuePlan {
     pub(crate) wait: Duration,
 }
 
+impl Plan {
+    /// The most connections, if each listener has a limit, and the most sessions of datagrams.
+    pub(crate) fn most_clients(&self) -> (Option<u32>, u64) {
+        let listeners = self.listeners.iter();
+        let mut of_streams = listeners.map(|listener| listener.max_connections);
+        let connections = of_streams.try_fold(0u32, |sum, most| Some(sum.saturating_add(most?)));
+        let of_datagrams = self.datagram_listeners.iter();
+        let of_datagrams = of_datagrams.map(|listener| listener.terms.max_sessions as u64);
+        (connections, of_datagrams.sum())
+    }
+}
+
 impl ListenerPlan {
     /// A listener that takes every client, with every default.
     pub(crate) fn of_one(address: Address, action: Action) -> Self {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use serde_json::{Value, json};
-use splice::Address;
+use splice::{Address, SocketName};
 
 use crate::admin::{self, AdminSocket, Facts};
 use crate::bypass;
@@ -34,7 +34,8 @@ use crate::deployment::{Deployment, connections, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::metrics::Metrics;
-use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
+use crate::plan::{Action, BackendPlan, CONNECT_TIMEOUT, ListenerPlan, Plan};
+use crate::plural::counted;
 use crate::refusal::WrongUsage;
 use crate::resource_limit::{raise_descriptor_limit_for, require_descriptors_to_serve};
 use crate::service::Process;
@@ -45,13 +46,14 @@ use crate::worker::Worker;
 /// What `spliced relay` is to do between the streams `listen` and `to`.
 pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Plan {
     let target = to.to_string();
-    let backend = BackendPlan::of_one(&target, to, args.connect_timeout);
+    let connect_timeout = args.connect_timeout.unwrap_or(CONNECT_TIMEOUT);
+    let backend = BackendPlan::of_one(&target, to, connect_timeout);
     let listener = ListenerPlan {
         file_access: args.life.file_access,
         engine: args.engine,
         bypass_firewall: args.bypass_firewall,
         from_syn: args.from_syn,
-        idle_timeout: args.life.idle_timeout,
+        idle_timeout: args.idle_timeout,
         half_close_timeout: args.half_close_timeout,
         peer_timeouts: args.life.peer_timeouts(),
         max_connections: args.life.max_connections,
@@ -84,11 +86,12 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Result<Plan> {
     log.check()
         .map_err(|sentence| WrongUsage::new(sentence.into()))?;
     let access = args.life.file_access;
-    access.suit(&args.listen).map_err(WrongUsage::new)?;
+    let name = SocketName::Connected(args.listen.clone());
+    access.suit(&name).map_err(WrongUsage::new)?;
     let listener = ListenerPlan {
         file_access: access,
         engine: args.engine,
-        idle_timeout: args.life.idle_timeout,
+        idle_timeout: args.idle_timeout,
         peer_timeouts: args.life.peer_timeouts(),
         max_connections: args.life.max_connections,
         access_log: args.access_log,
@@ -224,13 +227,19 @@ pub(crate) fn run(
         true => Ended::Well,
         false => Ended::CutShort,
     };
-    if cut_short > 0 {
+    let sessions = process.cut_short_sessions.load(Ordering::Relaxed);
+    if cut_short + sessions > 0 {
         progress.ending(CUT_SHORT);
         ended = Ended::CutShort;
         let why = drained
             .as_ref()
             .map_or("the relay failed", |drained| drained.why_over);
-        tracing::warn!("reset {}: {why}", connections(cut_short));
+        if cut_short > 0 {
+            tracing::warn!("reset {}: {why}", connections(cut_short));
+        }
+        if sessions > 0 {
+            tracing::warn!("cut {} short: {why}", counted(sessions, "session"));
+        }
     }
     let deadline = drained.as_ref().ok().and_then(|drained| drained.deadline);
     for log in threads.access_logs {
@@ -284,13 +293,8 @@ fn at_once(
 
 /// Raises the limit on descriptors, and warns if it is too low for what the listeners may have together.
 fn raise_limit_for(plan: &Plan) {
-    let listeners = plan.listeners.iter();
-    let mut of_streams = listeners.map(|listener| listener.max_connections);
-    // If each has a limit.
-    let connections = of_streams.try_fold(0u32, |sum, most| Some(sum.saturating_add(most?)));
-    let of_datagrams = plan.datagram_listeners.iter();
-    let of_datagrams = of_datagrams.map(|listener| listener.terms.max_sessions as u64);
-    raise_descriptor_limit_for(connections, of_datagrams.sum());
+    let (connections, sessions) = plan.most_clients();
+    raise_descriptor_limit_for(connections, sessions);
 }
 
 /// A relay that serves clients.
@@ -418,8 +422,10 @@ impl Running {
                     true => "not reloaded",
                     false => "not reloaded, nothing has changed",
                 };
-                tracing::error!("{told}: {error:#}");
-                self.facts.reloaded(Some(format!("{told}: {error:#}")));
+                // Each mistake of the configuration has a line.
+                let why = format!("{error:#}").trim_end().replace('\n', "; ");
+                tracing::error!("{told}: {why}");
+                self.facts.reloaded(Some(format!("{told}: {why}")));
                 Err(error.context(told))
             }
         }

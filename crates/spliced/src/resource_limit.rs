@@ -16,7 +16,7 @@ pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
     raise_descriptor_limit_for(max_connections, 0);
 }
 
-/// The same for connections and sessions of datagrams, each of which takes one descriptor.
+/// The same for connections and sessions of datagrams.
 pub(crate) fn raise_descriptor_limit_for(max_connections: Option<u32>, max_sessions: u64) {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // This fails only where something other than the limit forbids it, such as a seccomp filter.
@@ -27,26 +27,36 @@ pub(crate) fn raise_descriptor_limit_for(max_connections: Option<u32>, max_sessi
             maximum,
         },
     );
+    if let Some(sentence) = too_few_descriptors(max_connections, max_sessions) {
+        tracing::warn!("{sentence}");
+    }
+}
+
+/// What to say if the hard limit is too low for as many connections, which take two descriptors each, and sessions of
+/// datagrams, which take one.
+pub(crate) fn too_few_descriptors(
+    max_connections: Option<u32>,
+    max_sessions: u64,
+) -> Option<String> {
     let connections = u64::from(max_connections.unwrap_or(0));
     let wanted = connections * 2 + max_sessions + DESCRIPTORS_BESIDE;
-    let Some(maximum) = maximum.filter(|maximum| wanted > *maximum) else {
-        return;
-    };
-    match (connections, max_sessions) {
-        (0, 0) => {}
-        (_, 0) => tracing::warn!(
-            "--max-connections needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let maximum = maximum.filter(|maximum| wanted > *maximum)?;
+    Some(match (connections, max_sessions) {
+        (0, 0) => return None,
+        (_, 0) => format!(
+            "max-connections needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
              raise it or connections will have to wait"
         ),
-        (0, _) => tracing::warn!(
-            "max_sessions needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
+        (0, _) => format!(
+            "max-sessions needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
              raise it or new clients will displace others before there are as many sessions"
         ),
-        (_, _) => tracing::warn!(
-            "max_connections and max_sessions need {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
+        (_, _) => format!(
+            "max-connections and max-sessions need {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
              raise it or connections will have to wait, and sessions will make room"
         ),
-    }
+    })
 }
 
 /// What a relay needs once it listens: its control socket and what is kept for that (9 on Linux 6.18), two for a connection,

@@ -40,7 +40,7 @@ pub(crate) struct ServerArgs {
 
 /// Give a server no new clients; those that it has go on.
 ///
-/// Its checks go on, too, and clients that wait for it get another server. If no other one is left, clients are reset.
+/// Its checks go on, too, and clients that wait for it get another server. If no other one is left, clients are reset, and datagrams dropped.
 /// The log says when its last connection has ended. It stays drained, also after a reload, until 'spliced undrain' or
 /// until a reload changes what the configuration says of it (disabled), or removes it when it has no connections.
 ///

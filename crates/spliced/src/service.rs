@@ -25,6 +25,8 @@ pub(crate) struct Process {
     pub(crate) next_id: AtomicU64,
     /// Connections that the end of the process cut short.
     pub(crate) cut_short: AtomicU64,
+    /// Sessions of datagrams that it did.
+    pub(crate) cut_short_sessions: AtomicU64,
     /// It cuts those that are left, so that nobody is told of empty servers any more.
     is_over: AtomicBool,
     pub(crate) control: Control,
@@ -45,6 +47,7 @@ impl Process {
             random: RandomState::new().hash_one(std::process::id()),
             next_id: AtomicU64::new(0),
             cut_short: AtomicU64::new(0),
+            cut_short_sessions: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             control: Control::default(),
             backends: Backends::default(),

@@ -40,6 +40,8 @@ pub(crate) struct SessionsArgs {
 /// it ends those of all processes that run this file. After 'spliced drain', '--filter server=ADDRESS' ends what a server
 /// still has.
 ///
+/// Nobody is told of the end of a session of datagrams: the next one of its client opens another session.
+///
 /// The access log then has the outcome "ended by an operator". The command does not wait until the sessions have ended.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::ASK))]

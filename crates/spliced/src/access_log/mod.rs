@@ -7,6 +7,7 @@ mod syslog;
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use crate::log_file::LogFile;
 use crate::log_queue::{LogQueue, Reporter};
 use crate::log_sink::LogSink;
 use crate::log_state;
+use crate::printable::printable;
 
 /// The access log. A thread of its own writes the lines.
 #[derive(Clone, Debug)]
@@ -175,12 +177,17 @@ impl Name {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
-            LogPlace::File(path) => path.display().fmt(f),
+            LogPlace::File(path) => f.write_str(&shown(path)),
             LogPlace::StandardOutput => f.write_str("standard output"),
-            LogPlace::Syslog { socket, .. } => write!(f, "syslog at {}", socket.display()),
-            LogPlace::Journald(socket) => write!(f, "the journal at {}", socket.display()),
+            LogPlace::Syslog { socket, .. } => write!(f, "syslog at {}", shown(socket)),
+            LogPlace::Journald(socket) => write!(f, "the journal at {}", shown(socket)),
         }
     }
+}
+
+/// A path in one line.
+fn shown(path: &Path) -> String {
+    printable(&path.display().to_string())
 }
 
 impl Reporter for Name {
@@ -226,6 +233,12 @@ fn lines(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_a_log_is_one_line() {
+        let name = Name(Arc::new(LogPlace::File("/var/log/a\n".into())));
+        assert_eq!(name.to_string(), "/var/log/a\\n");
+    }
 
     #[test]
     fn the_remedy_is_one_for_the_error() {

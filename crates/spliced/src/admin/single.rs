@@ -11,7 +11,7 @@ use super::socket::{AdminSocket, warn_unreachable};
 use super::{Question, Request};
 use crate::control_args::ControlArgs;
 use crate::diagnostics::Diagnostics;
-use crate::metrics::Metrics;
+use crate::metrics::{Counts, Metrics};
 use crate::sessions::Survey;
 
 /// Such a relay.
@@ -19,7 +19,7 @@ pub(crate) struct Single<C, A> {
     /// The addresses that it listens on.
     pub(crate) listening: Vec<String>,
     pub(crate) target: String,
-    /// The connections or sessions that are open, and how many there were so far.
+    /// Counts its connections or sessions.
     pub(crate) counts: C,
     /// Puts a question to every thread that has sessions.
     pub(crate) ask: A,
@@ -27,7 +27,7 @@ pub(crate) struct Single<C, A> {
 
 impl<C, A> Single<C, A>
 where
-    C: Fn() -> (u64, u64) + Clone + Send + Sync + 'static,
+    C: Fn() -> Counts + Clone + Send + Sync + 'static,
     A: Fn(&Arc<Survey>) + Send + Sync + 'static,
 {
     /// Opens its control socket. Without, the relay runs as well.
@@ -59,7 +59,7 @@ where
                 Request::Listeners => Ok(json!({ "listeners": self.listeners(&of_process) })),
                 Request::Backends => Ok(json!({ "backends": self.backends(&of_process) })),
                 Request::Status => Ok(json!({
-                    "connections": (self.counts)().0,
+                    "connections": (self.counts)().open,
                     "listeners": self.listeners(&of_process),
                     "backends": self.backends(&of_process),
                 })),
@@ -73,19 +73,19 @@ where
     }
 
     fn listeners(&self, facts: &Facts) -> Value {
-        let (open, total) = (self.counts)();
+        let counts = (self.counts)();
         json!([{
             "name": self.listening.first(),
             "addresses": self.listening,
             "state": "listening",
             "since": facts.started(),
-            "connections": open,
-            "counts": { "accepted": total },
+            "connections": counts.open,
+            "counts": { "accepted": counts.accepted, "joined": counts.joined },
         }])
     }
 
     fn backends(&self, facts: &Facts) -> Value {
-        let (open, total) = (self.counts)();
+        let counts = (self.counts)();
         json!([{
             "name": self.target,
             "queued": 0,
@@ -94,8 +94,8 @@ where
                 "state": "not checked",
                 "usable": true,
                 "since": facts.started(),
-                "connections": open,
-                "total": total,
+                "connections": counts.open,
+                "total": counts.accepted,
             }],
         }])
     }

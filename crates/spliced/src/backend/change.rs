@@ -1,5 +1,6 @@
 //! A new plan for a backend that a reload brings.
 
+use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -83,7 +84,10 @@ impl Backend {
             staying,
         } = change;
         let mut ordered_away = lock(&self.ordered_away);
-        *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&plan);
+        let former = {
+            let mut current = self.plan.write().unwrap_or_else(PoisonError::into_inner);
+            mem::replace(&mut *current, Arc::clone(&plan))
+        };
         // Before others go, so that there is always one to choose. An order may have changed who is here since
         // `prepare`.
         for server in added {
@@ -133,6 +137,10 @@ impl Backend {
             server.change_checks(&plan);
             if plan.health.is_some() {
                 watch::start(self, server);
+            }
+            // It went down under a plan that kept its connections. If it does so now, its check has this plan.
+            if plan.resets_on_down && !former.resets_on_down && server.is_down(Instant::now()) {
+                server.roster.purge();
             }
         }
         self.remove(

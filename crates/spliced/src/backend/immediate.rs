@@ -8,6 +8,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::{Backend, Lease, PickKey, Tried};
+use crate::plural::counted;
 use crate::socket_address::SocketAddress;
 
 impl Backend {
@@ -31,7 +32,8 @@ impl Backend {
         free.retain(|index| pool.has_room(*index, most));
         if free.is_empty() {
             return Err(format!(
-                "each server has {most} sessions (max_connections_per_server)"
+                "each server has {} (max_connections_per_server)",
+                counted(most, "session")
             ));
         }
         let index = pool.choose(&plan, &free, key, now);

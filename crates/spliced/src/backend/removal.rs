@@ -63,15 +63,17 @@ impl Backend {
         let count = server.cut(then);
         if count > 0 {
             let after = Duration::from_secs(then.elapsed().as_secs());
+            let was = if count == 1 { "was" } else { "were" };
+            let how = match server.target.is_of_datagrams() {
+                true => "ended",
+                false => "reset",
+            };
             tracing::info!(
                 "backend {}: server {} was cut, {} after it was removed: {}",
                 self.name,
                 server.name(),
                 humantime::format_duration(after),
-                match count {
-                    1 => "1 connection was reset".into(),
-                    count => format!("{count} connections were reset"),
-                }
+                format_args!("{} {was} {how}", server.in_words(count))
             );
         }
     }

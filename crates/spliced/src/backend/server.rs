@@ -15,6 +15,7 @@ use super::drain::{By, Drain};
 use super::health::{Cause, Change, Health, State, Thresholds};
 use super::history::History;
 use crate::plan::{BackendPlan, ServerAddress, ServerPlan};
+use crate::plural::counted;
 use crate::roster::Roster;
 use crate::target::Target;
 
@@ -64,9 +65,7 @@ impl Server {
     ) -> Result<Arc<Self>> {
         let (name, target) = match &server.address {
             ServerAddress::Datagrams(name) => {
-                let target = Target::new(address, at_most)?;
-                // A datagram does not wait for a name.
-                target.keep_current();
+                let target = Target::of_datagrams(address, at_most)?;
                 (name.to_string(), target)
             }
             _ => (address.to_string(), Target::new(address, at_most)?),
@@ -249,13 +248,10 @@ impl Server {
         let was_awaited = self.is_awaited.swap(false, Ordering::SeqCst);
         let count = self.open();
         if was_awaited && count > 0 {
-            let connections = match count {
-                1 => "1 connection".into(),
-                count => format!("{count} connections"),
-            };
             tracing::info!(
-                "backend {backend}: server {} is not empty: the process ends and cuts {connections}",
-                self.name
+                "backend {backend}: server {} is not empty: the process ends and cuts {}",
+                self.name,
+                self.in_words(count)
             );
         }
     }
@@ -275,9 +271,18 @@ impl Server {
     pub(super) fn left(&self) -> String {
         match self.open() {
             0 => String::new(),
-            1 => "; 1 connection goes on".into(),
-            count => format!("; {count} connections go on"),
+            1 => format!("; {} goes on", self.in_words(1_u32)),
+            count => format!("; {} go on", self.in_words(count)),
         }
+    }
+
+    /// So many of its connections, or of its sessions.
+    pub(super) fn in_words(&self, count: impl TryInto<u64>) -> String {
+        let one = match self.target.is_of_datagrams() {
+            true => "session",
+            false => "connection",
+        };
+        counted(count, one)
     }
 
     /// Whether only an order has added it.

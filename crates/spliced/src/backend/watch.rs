@@ -78,7 +78,8 @@ async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, healt
         Err(Failure::Reset) => "it resets the connection".into(),
     };
     if server.check_failed(backend.name(), &why) {
-        if plan.resets_on_down {
+        // That of a reload which has come since the check began, too: it found the server up.
+        if backend.plan().resets_on_down {
             server.roster.purge();
         }
         backend.tell_availability();

@@ -7,6 +7,7 @@ use serde::Serialize;
 use splice::{EngineChoice, EngineName};
 
 use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
+use crate::check::datagrams;
 use crate::check::host::Host;
 use crate::forwarding::needs_sockets;
 use crate::plan::{Action, DatagramListenerPlan, ListenerPlan, RoutePlan};
@@ -27,6 +28,9 @@ pub(super) struct OfListener {
     from_syn: Option<FromSyn>,
     /// Connections that `segment` does not take.
     exceptions: Vec<Exception>,
+    /// What else there is to say of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -75,6 +79,9 @@ impl fmt::Display for OfListener {
         for Exception { which, why } in &self.exceptions {
             writeln!(f, "  not segment {}: {why}", printable(which))?;
         }
+        for note in &self.notes {
+            writeln!(f, "  {note}")?;
+        }
         Ok(())
     }
 }
@@ -105,6 +112,7 @@ pub(super) fn report(
         uses: Vec::new(),
         from_syn: None,
         exceptions: Vec::new(),
+        notes: Vec::new(),
     };
     for (engine, when) in uses(listener) {
         if let Err(error) = host.probe(engine) {
@@ -154,6 +162,7 @@ pub(super) fn report_datagrams(
             }],
             from_syn: None,
             exceptions: Vec::new(),
+            notes: datagrams::notes(listener),
         },
         obstacles: circles(&listener.name, listening, &backends),
         unusable: Vec::new(),

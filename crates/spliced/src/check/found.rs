@@ -7,14 +7,18 @@ use serde::Serialize;
 
 use super::backends::Backends;
 use super::engine::{self, OfListener, Report};
+use super::health;
 use super::host::Host;
 use super::listening::Listening;
 use super::names::Resolved;
 use super::servers::Idle;
 use super::source;
 use crate::circle;
-use crate::plan::{BackendPlan, Plan, ServerPlan};
+use crate::datagram;
+use crate::plan::{BackendPlan, Plan, ServerAddress, ServerPlan};
 use crate::printable::printable;
+use crate::resource_limit::too_few_descriptors;
+use crate::socket_address::SocketAddress;
 
 /// What this host makes of a plan.
 #[derive(Debug, Default, Serialize)]
@@ -46,6 +50,8 @@ struct OfBackend {
 struct OfServer {
     /// As the configuration has it.
     server: String,
+    weight: u16,
+    backup: bool,
     addresses: Vec<String>,
     /// Why they are not known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,6 +105,10 @@ impl Found {
         if let Some(address) = &plan.control.metrics {
             places.metrics(address);
         }
+        let (connections, sessions) = plan.most_clients();
+        found
+            .warnings
+            .extend(too_few_descriptors(connections, sessions));
         found.warnings.append(&mut places.warnings);
         found.obstacles.append(&mut places.obstacles);
         for backend in &plan.backends {
@@ -133,7 +143,9 @@ impl Found {
                     .push(format!("server {server} of backend {backend:?}: {why}"));
             }
         }
-        let notes = source::report(backend, resolved, &mut self.warnings);
+        let health = health::told(backend).into_iter();
+        let sources = source::report(backend, resolved, &mut self.warnings);
+        let notes = health.chain(sources).collect();
         self.backends.push(OfBackend {
             name: backend.name.clone(),
             idle: idle.told(),
@@ -146,11 +158,19 @@ impl Found {
 impl OfServer {
     fn of(server: &ServerPlan, resolved: &Resolved) -> Self {
         let (addresses, error) = match resolved.of(&server.address) {
-            Ok(addresses) => (addresses.iter().map(ToString::to_string).collect(), None),
+            Ok(addresses) => {
+                let shown = |address: &SocketAddress| match &server.address {
+                    ServerAddress::Datagrams(_) => datagram::shown(address),
+                    _ => address.to_string(),
+                };
+                (addresses.iter().map(shown).collect(), None)
+            }
             Err(why) => (Vec::new(), Some(why.to_string())),
         };
         Self {
             server: server.address.to_string(),
+            weight: server.weight,
+            backup: server.backup,
             addresses,
             error,
         }
@@ -192,9 +212,16 @@ impl fmt::Display for OfServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (server, addresses) = (printable(&self.server), &self.addresses);
         match &self.error {
-            Some(why) => write!(f, "{server} is not known: {why}"),
-            None if *addresses == [&*self.server] => f.write_str(&server),
-            None => write!(f, "{server} is {}", addresses.join(", ")),
+            Some(why) => write!(f, "{server} is not known: {why}")?,
+            None if *addresses == [&*self.server] => f.write_str(&server)?,
+            None => write!(f, "{server} is {}", addresses.join(", "))?,
+        }
+        if self.weight != 1 {
+            write!(f, "; weight {}", self.weight)?;
+        }
+        match self.backup {
+            true => f.write_str("; backup"),
+            false => Ok(()),
         }
     }
 }

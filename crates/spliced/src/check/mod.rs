@@ -1,8 +1,10 @@
 //! `spliced check`: every mistake of a configuration, and what it comes to on this host.
 
 mod backends;
+mod datagrams;
 mod engine;
 mod found;
+mod health;
 mod host;
 mod listening;
 mod names;
@@ -19,6 +21,7 @@ use serde_json::json;
 use self::found::Found;
 use crate::cli::CheckArgs;
 use crate::config::{self, Examined, Note};
+use crate::plural::counted;
 use crate::printable::printable;
 use crate::refusal::WrongUsage;
 use crate::standard_output::print;
@@ -104,13 +107,6 @@ fn as_json(
         "found": found,
     });
     format!("{told:#}\n")
-}
-
-fn counted(count: usize, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        count => format!("{count} {what}s"),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The servers of a backend that get no new clients.
 
 use crate::plan::{BackendPlan, ServerPlan};
+use crate::plural::counted;
 
 /// So many of a kind are named: each one has a line of its own, too.
 const NAMED_MOST: usize = 10;
@@ -31,7 +32,7 @@ impl Idle {
 
     /// How many there are and which, such as `3 servers, 1 disabled (10.0.0.3:80)`; `None` if there are none.
     pub(super) fn told(&self) -> Option<String> {
-        let mut told = super::counted(self.all, "server");
+        let mut told = counted(self.all, "server");
         for (servers, what) in [
             (&self.disabled, "disabled"),
             (&self.without_weight, "with weight 0"),

@@ -4,14 +4,13 @@ use std::num::NonZeroU8;
 
 use splice::SocketName;
 
-use crate::access_log_args::AccessLogArgs;
 use crate::config::kind;
 use crate::config::listener;
 use crate::config::removal::Removal;
 use crate::config::route::{Of, Routes};
 use crate::config::value::{Table, Value};
 use crate::ip_header::{DontFragment, TimeToLive};
-use crate::plan::{DatagramListenerPlan, DatagramTerms};
+use crate::plan::{DatagramListenerPlan, DatagramTerms, ListenerPlan};
 
 /// Whether an address is written as one of datagrams.
 pub(super) fn is_of_datagrams(table: &Table<'_>) -> bool {
@@ -20,18 +19,20 @@ pub(super) fn is_of_datagrams(table: &Table<'_>) -> bool {
     text.is_some_and(|text| text.starts_with("udp:") || text.starts_with("unixgram:"))
 }
 
-/// Reads a listener of datagrams, which has the access log and the removal of `[defaults]`. `None` if it has no
-/// address that could be used.
+/// Reads a listener of datagrams, which has the access log, the access to the socket file and the removal of `[defaults]`.
+/// `None` if it has no address that could be used.
 pub(super) fn read(
     table: &Table<'_>,
-    access_log: &AccessLogArgs,
+    defaults: &ListenerPlan,
     mut removal: Removal,
     routes: &Routes<'_>,
 ) -> Option<DatagramListenerPlan> {
     let listen: Option<SocketName> = table.get("address").and_then(|value| value.parse());
     let name = table.get("name").and_then(|value| listener::name(&value));
+    let mut file_access = defaults.file_access;
+    listener::file_access(table, &mut file_access);
     let terms = terms(table);
-    let mut access_log = access_log.clone();
+    let mut access_log = defaults.access_log.clone();
     listener::access_log(table, &mut access_log);
     listener::check_access_log(table, &access_log);
     kind::refuse_on_datagrams(table);
@@ -48,10 +49,12 @@ pub(super) fn read(
         );
     }
     let listen = listen?;
+    listener::suit_file_access(table, &mut file_access, &listen);
     let routes = routes.read(of_listener.unwrap_or_default(), Of::Datagrams(&listen));
     Some(DatagramListenerPlan {
         name: name.unwrap_or_else(|| listen.to_string()),
         listen,
+        file_access,
         terms,
         access_log,
         on_remove: removal.plan(),

@@ -1,7 +1,9 @@
 //! The keys of listeners and routes that only streams have, and those that only datagrams have. Messages have what comes
 //! with connections.
 
-use crate::config::value::Table;
+use splice::Address;
+
+use crate::config::value::{Table, Value};
 use crate::plan::Traffic;
 
 /// What only streams have, and what datagrams have in its place.
@@ -9,10 +11,10 @@ const OF_STREAMS: &[(&str, &str)] = &[
     ("engine", ""),
     ("from_syn", ""),
     ("bypass_firewall", ""),
-    ("mode", ""),
-    ("owner", ""),
-    ("group", ""),
-    ("protocol", ""),
+    (
+        "protocol",
+        "remove it, since the address says what the socket is",
+    ),
     ("decide_within", ""),
     ("first_bytes_limit", ""),
     ("half_close_timeout", "end sessions with idle_timeout"),
@@ -81,6 +83,21 @@ const STREAM_CONDITIONS: &[&str] = &[
     "socks",
     "connect",
 ];
+
+/// Notes a protocol that is not the one of the address.
+pub(super) fn check_protocol(protocol: &Value<'_>, address: Option<&Address>) {
+    if protocol.is_udp() {
+        let address = match address {
+            Some(address @ Address::Inet { .. }) => address.to_string(),
+            _ => "HOST:PORT".into(),
+        };
+        protocol.refuse::<()>(format!(
+            "cannot be \"udp\"; write address = \"udp:{address}\", and remove protocol"
+        ));
+        return;
+    }
+    protocol.choice(&[("tcp", ())]);
+}
 
 /// Notes what has a meaning for streams only.
 pub(super) fn refuse_on_datagrams(table: &Table<'_>) {

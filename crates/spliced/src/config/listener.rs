@@ -80,7 +80,7 @@ pub(super) fn read(
             .unwrap_or_default()
     });
     if let Some(protocol) = table.get("protocol") {
-        protocol.choice(&[("tcp", ())]);
+        kind::check_protocol(&protocol, address.as_ref());
     }
     settings(table, &mut listener);
     check_access_log(table, &listener.access_log);
@@ -105,7 +105,8 @@ pub(super) fn read(
     }
     if let Some(address) = &address {
         listener.address = address.clone();
-        suit_file_access(table, &mut listener);
+        let name = SocketName::Connected(address.clone());
+        suit_file_access(table, &mut listener.file_access, &name);
     }
     let of = match traffic {
         Traffic::Messages => Of::Messages,
@@ -152,10 +153,7 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         &mut listener.bypass_firewall,
         Value::flag,
     );
-    let access = &mut listener.file_access;
-    table.set_some("mode", &mut access.mode, mode);
-    table.set_some("owner", &mut access.owner, |value| number_of(value, user));
-    table.set_some("group", &mut access.group, |value| number_of(value, group));
+    file_access(table, &mut listener.file_access);
     table.set("decide_within", &mut listener.decide_within, Value::time);
     table.set(
         "first_bytes_limit",
@@ -204,6 +202,13 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
     client_prefix(table, limits);
     table.set_some("rate", &mut listener.rate, |value| value.size(RATES));
     access_log(table, &mut listener.access_log);
+}
+
+/// Who may connect to a socket file.
+pub(super) fn file_access(table: &Table<'_>, access: &mut FileAccess) {
+    table.set_some("mode", &mut access.mode, mode);
+    table.set_some("owner", &mut access.owner, |value| number_of(value, user));
+    table.set_some("group", &mut access.group, |value| number_of(value, group));
 }
 
 /// How many bits of an address make one client.
@@ -267,11 +272,11 @@ pub(super) fn number_of(
 }
 
 /// Notes mode, owner or group of a listener without a socket file. Those of `[defaults]` are for others.
-fn suit_file_access(table: &Table<'_>, listener: &mut ListenerPlan) {
-    let Err(sentence) = listener.file_access.suit(&listener.address) else {
+pub(super) fn suit_file_access(table: &Table<'_>, access: &mut FileAccess, address: &SocketName) {
+    let Err(sentence) = access.suit(address) else {
         return;
     };
-    listener.file_access = FileAccess::default();
+    *access = FileAccess::default();
     let given = ["mode", "owner", "group"];
     if let Some(key) = given.into_iter().find(|key| table.get(key).is_some()) {
         table.notes.mistake(&table.at(key), sentence);

@@ -158,8 +158,7 @@ fn plan(table: Table<'_>) -> Plan {
     for table in tables.unwrap_or_default() {
         let line = notes.line(&table.at);
         if datagrams::is_of_datagrams(&table) {
-            let log = &of_listeners.access_log;
-            if let Some(listener) = datagrams::read(&table, log, removal, &routes) {
+            if let Some(listener) = datagrams::read(&table, &of_listeners, removal, &routes) {
                 compare(&table, line, &listener.name, &listener.listen, &mut known);
                 datagram_listeners.push(Arc::new(listener));
             }

@@ -113,14 +113,22 @@ impl<'a> Table<'a> {
     /// Notes the keys that nobody has asked for.
     pub(super) fn finish(self) {
         let asked = self.asked.borrow();
-        for (name, at, _) in self.all() {
+        for (name, at, value) in self.all() {
             if asked.contains(&name) {
                 continue;
             }
             if self.notes.has_enough() {
                 break;
             }
+            let takes = |key| asked.contains(&key);
             let remedy = match nearest(name, asked.iter().copied()) {
+                // As other programs have it.
+                _ if value.is_udp() && takes("address") => {
+                    "write address = \"udp:HOST:PORT\"".into()
+                }
+                _ if value.is_udp() && takes("servers") => {
+                    "write servers = [\"udp:HOST:PORT\"]".into()
+                }
                 Some(near) => format!("write {near}"),
                 None => format!("it takes {}", listed(&asked)),
             };
@@ -171,6 +179,11 @@ impl<'a> Value<'a> {
 
     pub(super) fn is_text(&self) -> bool {
         matches!(self.value, DeValue::String(_))
+    }
+
+    /// Whether it names UDP, which is a part of an address here.
+    pub(super) fn is_udp(&self) -> bool {
+        matches!(self.value, DeValue::String(text) if text.eq_ignore_ascii_case("udp"))
     }
 
     pub(super) fn is_table(&self) -> bool {

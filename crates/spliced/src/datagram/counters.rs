@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::plural::counted;
+
 /// What went from one side to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flow {
@@ -66,8 +68,8 @@ impl fmt::Display for Flow {
         let dropped = &self.dropped;
         write!(
             f,
-            "{} datagrams, dropped {} (no room {}, too long {}, no way {})",
-            self.datagrams,
+            "{}, dropped {} (no room {}, too long {}, no way {})",
+            counted(self.datagrams, "datagram"),
             dropped.sum(),
             dropped.full,
             dropped.too_long,

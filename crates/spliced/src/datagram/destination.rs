@@ -11,6 +11,7 @@ use splice_route::Prefixes;
 
 use super::held::Held;
 use super::outcome::words;
+use super::plan::shown;
 use super::sender::Sender;
 use super::socket::DatagramSocket;
 use crate::backend::{Backend, Lease, PickKey, Tried};
@@ -322,7 +323,7 @@ fn why_unreachable(target: &SocketAddress, errno: Errno) -> String {
     let lacks_interface = || target.lacks_interface().filter(|_| errno == Errno::INVAL);
     let known = limit_met(errno).or_else(lacks_interface);
     let reason = known.unwrap_or_else(|| words(errno));
-    format!("{target} cannot be reached: {reason}")
+    format!("{} cannot be reached: {reason}", shown(target))
 }
 
 #[cfg(test)]

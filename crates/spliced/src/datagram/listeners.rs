@@ -10,7 +10,8 @@ use rustix::net::{getsockname, sockopt};
 use splice::{Address, SocketName};
 
 use super::socket::DatagramSocket;
-use crate::listener::{SocketFile, Start, remove_stale_by, why_not};
+use crate::file_access::FileAccess;
+use crate::listener::{SocketFile, Start, mark_closed, remove_stale_by, why_not};
 use crate::plan::{DatagramTerms, datagram_address};
 use crate::socket_address::SocketAddress;
 
@@ -27,13 +28,19 @@ pub(crate) struct Listeners {
 }
 
 impl Listeners {
-    /// Binds a socket for each address that `listen` stands for and each thread.
-    pub(crate) fn bind(listen: &SocketName, terms: &DatagramTerms, threads: usize) -> Result<Self> {
+    /// Binds a socket for each address that `listen` stands for and each thread. `access` says who may send to a socket
+    /// file.
+    pub(crate) fn bind(
+        listen: &SocketName,
+        terms: &DatagramTerms,
+        threads: usize,
+        access: FileAccess,
+    ) -> Result<Self> {
         let typed =
             datagram_address(listen).with_context(|| format!("cannot listen on {listen}"))?;
         let mut found = SocketAddress::to_listen(typed)?;
         found.dedup();
-        Self::at(listen, found, terms, threads)
+        Self::at(listen, found, terms, threads, access)
     }
 
     /// The same at addresses that are known.
@@ -42,6 +49,7 @@ impl Listeners {
         found: Vec<SocketAddress>,
         terms: &DatagramTerms,
         threads: usize,
+        access: FileAccess,
     ) -> Result<Self> {
         let failed = || format!("cannot listen on {listen}");
         let typed = datagram_address(listen).with_context(failed)?;
@@ -57,7 +65,8 @@ impl Listeners {
             {
                 inet.set_port(port);
             }
-            let bound = listeners.add(&address, typed, terms).with_context(failed)?;
+            let bound = listeners.add(&address, typed, terms, access);
+            let bound = bound.with_context(failed)?;
             port = bound.inet().map(|inet| inet.port());
             listeners.addresses.push(bound);
         }
@@ -69,6 +78,7 @@ impl Listeners {
         address: &SocketAddress,
         typed: &Address,
         terms: &DatagramTerms,
+        access: FileAccess,
     ) -> Result<SocketAddress> {
         let mut address = address.clone();
         let start = match typed {
@@ -77,21 +87,27 @@ impl Listeners {
         };
         // The first is bound without SO_REUSEPORT: otherwise a second relay of the same user would get a
         // part of the datagrams.
-        let first = match (bind(&address, false, terms), typed) {
+        let bind_to =
+            |address: &SocketAddress, reuse_port| bind(address, reuse_port, terms, access);
+        let first = match (bind_to(&address, false), typed) {
             (Err(Errno::ADDRINUSE), Address::UnixPath(path)) if is_stale(path, &address)? => {
-                bind(&address, false, terms)
+                bind_to(&address, false)
             }
             (Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL), _) if address.is_dual_stack() => {
                 let port = address.inet().map_or(0, |inet| inet.port());
                 address = SocketAddress::Inet((Ipv4Addr::UNSPECIFIED, port).into());
-                bind(&address, false, terms)
+                bind_to(&address, false)
             }
             (bound, _) => bound,
         };
         let first = first.map_err(|errno| why_not(errno, &address))?;
         if let (Some(start), Address::UnixPath(path)) = (start, typed) {
+            let mut started = start.bound(path)?;
+            if access != FileAccess::default() {
+                started.file.open_to(access)?;
+            }
             // Datagrams need no listen(2).
-            self.socket_file = Some(start.bound(path)?.listening(&address)?);
+            self.socket_file = Some(started.listening(&address)?);
         }
         let name = SocketAddress::from_kernel(getsockname(first.fd()).ok());
         let address = name.unwrap_or(address);
@@ -101,7 +117,7 @@ impl Listeners {
         }
         self.sockets[0].push(first);
         for sockets in &mut self.sockets[1..] {
-            let more = bind(&address, true, terms).map_err(|errno| why_not(errno, &address))?;
+            let more = bind_to(&address, true).map_err(|errno| why_not(errno, &address))?;
             sockets.push(more);
         }
         Ok(address)
@@ -119,6 +135,7 @@ fn bind(
     address: &SocketAddress,
     reuse_port: bool,
     terms: &DatagramTerms,
+    access: FileAccess,
 ) -> Result<DatagramSocket, Errno> {
     let socket = DatagramSocket::new(address, terms)?;
     if let SocketAddress::Inet(inet) = address {
@@ -135,6 +152,9 @@ fn bind(
         if sockopt::set_socket_recv_buffer_size_force(socket.fd(), RECEIVE_BUFFER_BYTES).is_err() {
             let _ = sockopt::set_socket_recv_buffer_size(socket.fd(), RECEIVE_BUFFER_BYTES);
         }
+    }
+    if access != FileAccess::default() {
+        mark_closed(socket.fd(), access)?;
     }
     address.bind(socket.fd())?;
     Ok(socket)

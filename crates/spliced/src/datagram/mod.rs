@@ -47,15 +47,17 @@ pub(crate) use self::control::{Group, Hold};
 use self::destination::OneTarget;
 pub(crate) use self::destination::{Destination, Route, Routes};
 pub(crate) use self::listeners::Listeners;
-pub(crate) use self::plan::{DatagramPlan, threads_of};
+pub(crate) use self::plan::{DatagramPlan, shown, threads_of};
 pub(crate) use self::service::{DatagramService, ServiceTerms};
 pub(crate) use self::worker::Worker;
 use crate::access_log::AccessLog;
 use crate::admin::{AdminSocket, Single, check_groups};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
+use crate::metrics::Counts;
+use crate::plural::counted;
 use crate::refusal;
-use crate::resource_limit::raise_descriptor_limit;
+use crate::resource_limit::raise_descriptor_limit_for;
 use crate::service::Process;
 use crate::sessions::Survey;
 use crate::signal::{Request, Signals};
@@ -88,11 +90,9 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
             };
         }
     })?;
-    // A session has one descriptor.
-    raise_descriptor_limit(None);
+    raise_descriptor_limit_for(None, plan.terms.max_sessions as u64);
     let threads = plan.threads();
-    let target = Target::new(plan.target_address.clone(), Some(RESOLVE_WITHIN))?;
-    target.keep_current();
+    let target = Target::of_datagrams(plan.target_address.clone(), Some(RESOLVE_WITHIN))?;
     let access_log = AccessLog::of(&plan.access_log)?;
     // From then on there may be a socket file to remove.
     progress.running();
@@ -100,7 +100,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         sockets,
         addresses,
         socket_file: _socket_file,
-    } = Listeners::bind(&plan.listen, &plan.terms, threads)?;
+    } = Listeners::bind(&plan.listen, &plan.terms, threads, plan.file_access)?;
     if plan.is_one_kind() {
         let name = plan.target.to_string();
         refusal::of_itself(&name, &[Arc::clone(&target)], &addresses)?;
@@ -124,14 +124,19 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     for address in service.shown_addresses() {
         tracing::info!("listening on {address}, relaying to {}", plan.target);
     }
-    let counted = Arc::clone(&service);
+    let of_all = Arc::clone(&service);
     let askers: Vec<_> = workers.iter().map(Worker::asker).collect();
     let single = Single {
         listening: service.shown_addresses(),
         target: plan.target.to_string(),
         counts: move || {
-            let made = counted.made.load(Ordering::Relaxed);
-            (counted.sessions.count() as u64, made)
+            let made = of_all.made.load(Ordering::Relaxed);
+            Counts {
+                open: of_all.sessions.count() as u64,
+                accepted: made,
+                // A session begins with its socket to the target.
+                joined: made,
+            }
         },
         ask: move |survey: &Arc<Survey>| askers.iter().for_each(|ask| ask(survey)),
     };
@@ -154,8 +159,9 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
                 let left = service.sessions.count();
                 workers.iter().for_each(Worker::drain);
                 tracing::info!(
-                    "no longer accepting clients; {left} sessions left with {} to become quiet; a second \
-                     signal, at least a second after the first, ends the relay at once",
+                    "no longer accepting clients; {} left with {} to become quiet; a second signal, at least a \
+                     second after the first, ends the relay at once",
+                    counted(left, "session"),
                     humantime::format_duration(timeout)
                 );
             }
@@ -179,10 +185,11 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     drop(admin);
     progress.ending(FAILED);
     workers.into_iter().for_each(Worker::join);
-    let cut_short = process.cut_short.load(Ordering::Relaxed);
+    let cut_short = process.cut_short_sessions.load(Ordering::Relaxed);
     if cut_short > 0 {
         progress.ending(CUT_SHORT);
-        tracing::warn!("ended {cut_short} sessions that were not quiet");
+        let sessions = counted(cut_short, "session");
+        tracing::warn!("cut {sessions} short: the drain timeout or a second signal");
     }
     service.log_total();
     if let Some(log) = access_log {

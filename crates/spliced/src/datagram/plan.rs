@@ -7,6 +7,7 @@ use splice::{Address, SocketName};
 
 use crate::access_log_args::AccessLogArgs;
 use crate::control_args::ControlArgs;
+use crate::file_access::FileAccess;
 use crate::plan::{DatagramTerms, datagram_address};
 use crate::socket_address::SocketAddress;
 
@@ -18,6 +19,8 @@ pub(crate) struct DatagramPlan {
     pub(crate) target_address: Address,
     /// `None`: one per CPU.
     pub(crate) wanted_threads: Option<u16>,
+    /// Nothing unless it has a socket file.
+    pub(crate) file_access: FileAccess,
     pub(crate) terms: DatagramTerms,
     pub(crate) drain_timeout: Duration,
     pub(crate) access_log: AccessLogArgs,
@@ -32,6 +35,7 @@ impl DatagramPlan {
             target_address: datagram_address(&target)?.clone(),
             target,
             wanted_threads: None,
+            file_access: FileAccess::default(),
             terms: DatagramTerms::default(),
             drain_timeout: crate::plan::DRAIN_TIMEOUT,
             access_log: AccessLogArgs::default(),

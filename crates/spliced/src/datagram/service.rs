@@ -13,6 +13,7 @@ use crate::access_log::AccessLog;
 use crate::client_limit::ClientLimit;
 use crate::connection_limit::ConnectionLimit;
 use crate::plan::DatagramTerms;
+use crate::plural::counted;
 use crate::rate_limited_warning::RateLimitedWarning;
 use crate::service::Process;
 use crate::socket_address::SocketAddress;
@@ -169,8 +170,8 @@ impl DatagramService {
             None => String::new(),
         };
         tracing::info!(
-            "{name}{} sessions, {} of them displaced; to the target {}; to the clients {}",
-            total.sessions,
+            "{name}{}, {} of them displaced; to the target {}; to the clients {}",
+            counted(total.sessions, "session"),
             total.displaced,
             total.to_target,
             total.to_client

@@ -8,6 +8,7 @@ use super::control::Entered;
 use super::counters::Flow;
 use super::held::Held;
 use super::outcome::Outcome;
+use super::plan::shown;
 use super::sender::Sender;
 use super::service::ServiceTerms;
 use super::socket::DatagramSocket;
@@ -72,15 +73,15 @@ impl Session {
 
     /// What is known of it now. `listener` is the address that the client has sent to.
     pub(crate) fn told(&self, listener: &SocketAddress) -> Own {
-        let held = self.held.as_ref();
+        let (backend, server) = self.place();
         Own {
             id: self.id,
             listener: self.terms.listener(listener),
-            route: held.map_or(1, Held::route),
-            backend: held.map(|held| held.backend_name().to_owned()),
-            server: held.map(|held| (*held.server_name()).to_owned()),
+            route: self.route(),
+            backend: backend.into(),
+            server: (*server).into(),
             client: self.client.to_string(),
-            target: self.target.to_string(),
+            target: shown(&self.target),
             phase: Phase::Relaying,
             streams: [End::Open; 2],
             began: self.began,
@@ -93,6 +94,22 @@ impl Session {
                 target_to_client_dropped: Some(self.to_client.dropped.sum()),
                 ..Units::default()
             },
+        }
+    }
+
+    /// The number of the route that took the client.
+    fn route(&self) -> usize {
+        self.held.as_ref().map_or(1, Held::route)
+    }
+
+    /// The names of the backend and of the server. For a relay, both are the target as it was typed.
+    fn place(&self) -> (&str, Arc<str>) {
+        match &self.held {
+            Some(held) => (held.backend_name(), held.server_name()),
+            None => {
+                let name = self.terms.destination.target_name().unwrap_or_default();
+                (name, name.into())
+            }
         }
     }
 
@@ -130,23 +147,16 @@ impl Session {
             dropped: Some(flow.dropped.sum()),
             messages: None,
         };
-        let held = self.held.as_ref();
-        let target = self.terms.destination.target_name().unwrap_or_default();
-        let server = held.map(Held::server_name);
+        let (backend, server) = self.place();
         let listener = self.terms.listener(listener);
         log.write(&Entry {
-            route: Some(held.map_or(1, Held::route)),
-            backend: Some(held.map_or(target, Held::backend_name)),
+            route: Some(self.route()),
+            backend: Some(backend),
             client: &self.client,
-            target: &self.target,
+            target: &shown(&self.target),
             moved: outcome.map(|_| [&self.to_target, &self.to_client].map(moved)),
             lasted: outcome.map(|_| self.began.elapsed()),
-            ..Entry::copied(
-                self.id,
-                &listener,
-                server.as_deref().unwrap_or(target),
-                outcome,
-            )
+            ..Entry::copied(self.id, &listener, &server, outcome)
         });
     }
 }

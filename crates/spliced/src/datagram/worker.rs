@@ -30,6 +30,7 @@ use super::service::{DatagramService, ServiceTerms};
 use super::session::{Session, Standing};
 use super::sessions::Sessions;
 use super::socket::{DatagramSocket, Host};
+use crate::rate_limited_warning::more;
 use crate::sessions::{Asked, Survey};
 use crate::tally::Ending;
 
@@ -244,7 +245,7 @@ impl Relaying {
             let left = self.sessions.len() as u64;
             self.service
                 .process
-                .cut_short
+                .cut_short_sessions
                 .fetch_add(left, Ordering::Relaxed);
         }
         while let Some(number) = self.sessions.any() {
@@ -388,9 +389,7 @@ impl Relaying {
 
     fn warn_dropped(&self, why: &str) {
         self.service.dropped.emit(|suppressed| {
-            tracing::warn!(
-                "a client's datagram was dropped: {why} ({suppressed} more since the last such line)"
-            );
+            tracing::warn!("a client's datagram was dropped: {why}{}", more(suppressed));
         });
     }
 }

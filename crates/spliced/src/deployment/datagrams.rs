@@ -20,7 +20,7 @@ use crate::datagram::{
     DatagramService, Destination, Group, Hold, Listeners, Route, Routes, ServiceTerms, Worker,
     threads_of,
 };
-use crate::listener::SocketFile;
+use crate::listener::{AccessChange, SocketFile};
 use crate::plan::{Action, DatagramListenerPlan, OnRemove, Plan};
 use crate::service::Process;
 use crate::sessions::Survey;
@@ -164,7 +164,8 @@ impl Datagrams {
 
     fn bind(&self, plan: &DatagramListenerPlan) -> Result<Listeners> {
         let listen = &plan.listen;
-        Listeners::bind(listen, &plan.terms, threads_of(listen, || self.threads))
+        let threads = threads_of(listen, || self.threads);
+        Listeners::bind(listen, &plan.terms, threads, plan.file_access)
     }
 
     /// The former listener that comes back as this one, if it has its sockets still. A socket file was removed with its
@@ -227,6 +228,30 @@ impl Datagrams {
             destination: Destination::Routes(Routes { routes, tallies }),
             access_log: log.map(|log| log.with(&plan.access_log)),
         }
+    }
+
+    /// The changes of who may send to the socket files that stay.
+    ///
+    /// # Errors
+    /// If one cannot be made.
+    pub(super) fn changes_of_access(&self, prepared: &Prepared) -> Result<Vec<AccessChange<'_>>> {
+        let mut changes = Vec::new();
+        for (plan, _) in &prepared.terms {
+            let listening = self.listening.get(&key(plan));
+            // A drained one binds with the access of its plan when it listens again.
+            let Some((listening, file)) =
+                listening.and_then(|it| Some((it, it.socket_file.as_ref()?)))
+            else {
+                continue;
+            };
+            let (before, wanted) = (listening.plan.file_access, plan.file_access);
+            if before != wanted {
+                changes.push(file.change(before, wanted)?);
+            } else if !file.is_in_place() {
+                tracing::warn!("listener {}: {}", plan.name, file.words_if_gone());
+            }
+        }
+        Ok(changes)
     }
 
     /// Makes what was prepared the state of things.
@@ -426,7 +451,8 @@ impl Datagrams {
         let listen = &listening.plan.listen;
         let terms = listening.service.terms();
         let threads = threads_of(listen, || self.threads);
-        let listeners = Listeners::at(listen, addresses, &terms.sessions, threads)?;
+        let access = listening.plan.file_access;
+        let listeners = Listeners::at(listen, addresses, &terms.sessions, threads, access)?;
         listening.workers.retain(|worker| !worker.is_over());
         self.listen(listening, listeners);
         Ok(())

@@ -39,6 +39,7 @@ use crate::file_lock::LockWait;
 use crate::forwarding::Forwarding;
 use crate::listener::{ListeningSockets, change_access};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
+use crate::plural::counted;
 use crate::refusal;
 use crate::service::{Process, Service, Terms};
 use crate::sessions::About;
@@ -77,10 +78,7 @@ struct Listening {
 
 /// So many of them, in words.
 pub(crate) fn connections(count: u64) -> String {
-    match count {
-        1 => "1 connection".into(),
-        count => format!("{count} connections"),
-    }
+    counted(count, "connection")
 }
 
 /// A listener that is about to be added.
@@ -167,7 +165,7 @@ impl Deployment {
             }
         }
         self.refuse_circles(plan, &bound, &datagrams, &backends)?;
-        self.change_file_access(&terms, last)?;
+        self.change_file_access(&terms, &datagrams, last)?;
 
         self.commit(terms, bound, datagrams, backends, access_logs);
         Ok(())
@@ -331,8 +329,13 @@ impl Deployment {
     }
 
     /// Changes who may connect to the UNIX listeners that stay, and does `last`.
-    fn change_file_access(&self, terms: &[Terms], last: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut changes = Vec::new();
+    fn change_file_access(
+        &self,
+        terms: &[Terms],
+        datagrams: &datagrams::Prepared,
+        last: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut changes = self.datagrams.changes_of_access(datagrams)?;
         for terms in terms {
             let Some(listening) = self.listeners.get(&key(&terms.plan)) else {
                 continue;

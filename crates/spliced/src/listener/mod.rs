@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use splice::{Context, Endpoint, Interest, Kind, Readiness, Step, Task};
 
-pub(crate) use self::socket_access::change_access;
-pub(crate) use self::socket_file::SocketFile;
+pub(crate) use self::socket_access::{AccessChange, change_access};
+pub(crate) use self::socket_file::{SocketFile, mark_closed};
 use self::sockets::BACKLOG;
 pub(crate) use self::sockets::{ListeningSockets, why_not};
 pub(crate) use self::stale_socket::remove_stale_by;

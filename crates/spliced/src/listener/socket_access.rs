@@ -90,6 +90,11 @@ impl Access {
         Self { mode, ..self }
     }
 
+    pub(super) fn with_bits(self, bits: u32) -> Self {
+        let mode = self.mode | bits;
+        Self { mode, ..self }
+    }
+
     fn read(file: &PinnedFile) -> Result<Self, Errno> {
         let stat = fstat(&file.pin)?;
         Ok(Self {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, open};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::directory_lock::lock_for;
@@ -22,11 +23,37 @@ const MARK: u32 = 0o1000;
 /// Has bind(2) mark the file of `socket`: the file gets the mode of the socket, less the umask (`unix_bind_bsd`).
 /// [`SocketFile::set_first_access`] knows the file by that, and removes the mark.
 pub(super) fn mark(socket: &OwnedFd) -> Result<()> {
-    if can_mark() {
-        fchmod(socket, Mode::from_raw_mode(0o777 | MARK))
-            .context("cannot mark the file of the socket; leave mode, owner and group out")?;
+    mark_with(socket, EVERYBODY)
+        .context("cannot mark the file of the socket; leave mode, owner and group out")
+}
+
+/// As [`mark`], of a socket that needs no listen(2). Who is to be kept out could connect as soon as it is bound, and send for
+/// ever. So with a mode nobody may, until [`SocketFile::open_to`].
+pub(crate) fn mark_closed(socket: &OwnedFd, access: FileAccess) -> Result<(), Errno> {
+    match access.mode {
+        Some(_) => mark_with(socket, 0),
+        None => mark_with(socket, EVERYBODY),
     }
-    Ok(())
+}
+
+fn mark_with(socket: &OwnedFd, bits: u32) -> Result<(), Errno> {
+    match can_mark() {
+        true => fchmod(socket, Mode::from_raw_mode(bits | MARK)),
+        false => Ok(()),
+    }
+}
+
+/// The mode that a socket has from the start (`sock_alloc`).
+const EVERYBODY: u32 = 0o777;
+
+/// The bits that the files of this process do not get (`Umask:` of proc_pid_status(5)). umask(2) could tell only by a change,
+/// for all threads.
+fn umask() -> Option<u32> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let bits = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Umask:"))?;
+    u32::from_str_radix(bits.trim(), 8).ok()
 }
 
 /// Without /proc the mark could not be removed.
@@ -98,6 +125,19 @@ impl SocketFile {
             ..FileAccess::default()
         };
         change_access(&[self.change(marked, access)?], || Ok(()))
+    }
+
+    /// Sets who may send to a datagram socket that [`mark_closed`] has marked.
+    ///
+    /// # Errors
+    /// As [`set_first_access`](Self::set_first_access).
+    pub(crate) fn open_to(&mut self, access: FileAccess) -> Result<()> {
+        if access.mode.is_some() {
+            // What bind(2) would have made: a reload may have no mode any more.
+            let bits = EVERYBODY & !umask().unwrap_or(0o077);
+            self.made = self.made.clone().with_bits(bits);
+        }
+        self.set_first_access(access)
     }
 
     /// The change of who may connect from `former` to `wanted`, which can be made unless something fails that cannot be

@@ -25,6 +25,7 @@ use super::registration::{Newcomers, Registered, Wish, refuse};
 use super::request::{self, Request};
 use crate::access_log::AccessLog;
 use crate::exit_status::Ended;
+use crate::plural::counted;
 use crate::signal;
 
 /// How long the mesh accepts nobody when it has run out of descriptors.
@@ -194,7 +195,7 @@ impl Running {
             text += &format!(", {copies} copies to members of groups");
         }
         if let Some(newcomers) = &self.newcomers {
-            text += &format!(", {} clients refused", newcomers.refusals);
+            text += &format!(", {} refused", counted(newcomers.refusals, "client"));
         }
         text
     }

@@ -38,9 +38,19 @@ enum Source {
     /// A relay with one listener whose threads keep their sessions to themselves.
     Single {
         listener: String,
-        /// The sessions that are open, and how many there were so far.
-        counts: Box<dyn Fn() -> (u64, u64) + Send + Sync>,
+        counts: Box<dyn Fn() -> Counts + Send + Sync>,
     },
+}
+
+/// What such a relay counts of its sessions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Those that are open.
+    pub(crate) open: u64,
+    /// All so far.
+    pub(crate) accepted: u64,
+    /// Those that have got to the target.
+    pub(crate) joined: u64,
 }
 
 /// One reading of all metrics.
@@ -56,10 +66,10 @@ impl Metrics {
         }
     }
 
-    /// Of a relay of datagrams. `counts` has the sessions that are open, and how many there were.
+    /// Of a relay of datagrams.
     pub(crate) fn of_single(
         listener: String,
-        counts: impl Fn() -> (u64, u64) + Send + Sync + 'static,
+        counts: impl Fn() -> Counts + Send + Sync + 'static,
     ) -> Self {
         let counts = Box::new(counts);
         Self {
@@ -70,7 +80,7 @@ impl Metrics {
     /// Of a test.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
-        let counts = Box::new(|| (0, 0));
+        let counts = Box::new(Counts::default);
         Self {
             source: Source::Single {
                 listener: String::new(),
@@ -109,8 +119,7 @@ impl Scrape<'_> {
                 families.push(programs::family());
             }
             Source::Single { listener, counts } => {
-                let (open, opened) = counts();
-                families.extend(of_single(listener, open, opened));
+                families.extend(of_single(listener, counts()));
                 families.extend(logs::families());
             }
         }
@@ -118,10 +127,10 @@ impl Scrape<'_> {
     }
 }
 
-fn of_single(listener: &str, open: u64, opened: u64) -> [Family; 2] {
+fn of_single(listener: &str, counts: Counts) -> [Family; 2] {
     let labels = || vec![("listener", listener.to_owned())];
     [
-        sessions::opened().with(labels(), opened),
-        listeners::open().with(labels(), open),
+        sessions::opened().with(labels(), counts.accepted),
+        listeners::open().with(labels(), counts.open),
     ]
 }

@@ -26,8 +26,12 @@ impl SessionFilter {
             self.field,
             SessionField::Client | SessionField::Server | SessionField::Target
         );
+        let has_address = |text: &str| {
+            let address = text.strip_prefix("udp:").unwrap_or(text);
+            [address, host(address)].contains(&&*self.value)
+        };
         row.text(self.field)
-            .is_some_and(|text| text == self.value || is_address && host(text) == self.value)
+            .is_some_and(|text| text == self.value || is_address && has_address(text))
     }
 }
 
@@ -42,7 +46,10 @@ mod tests {
     use super::*;
     #[test]
     fn a_filter_takes_what_has_its_value() {
-        let row = Row::example(1);
+        let row = Row {
+            server: Some("udp:[::2]:53".into()),
+            ..Row::example(1)
+        };
         let takes = |field, value: &str| {
             let value = value.into();
             SessionFilter { field, value }.takes(&row)
@@ -54,6 +61,11 @@ mod tests {
             (SessionField::Client, "[::1]:4711", true),
             (SessionField::Client, "[::1]:471", false),
             (SessionField::Target, "192.0.2.1", true),
+            (SessionField::Target, "udp:192.0.2.1:80", false),
+            (SessionField::Server, "udp:[::2]:53", true),
+            (SessionField::Server, "[::2]:53", true),
+            (SessionField::Server, "::2", true),
+            (SessionField::Server, "::3", false),
             (SessionField::ServerName, "", false),
             (SessionField::Backend, "b", true),
             (SessionField::Phase, "half-closed", true),

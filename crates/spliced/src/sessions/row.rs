@@ -84,9 +84,9 @@ pub(crate) struct Own {
     pub(crate) listener: String,
     /// From 1.
     pub(crate) route: usize,
-    pub(crate) backend: Option<String>,
-    /// As the configuration names it.
-    pub(crate) server: Option<String>,
+    pub(crate) backend: String,
+    /// As the configuration, or the command line, names it.
+    pub(crate) server: String,
     pub(crate) client: String,
     pub(crate) target: String,
     pub(crate) phase: Phase,
@@ -222,8 +222,8 @@ impl Row {
             client: own.client,
             peer: None,
             server_name: None,
-            backend: own.backend,
-            server: own.server,
+            backend: Some(own.backend),
+            server: Some(own.server),
             target: own.target,
             source: None,
             phase: own.phase,

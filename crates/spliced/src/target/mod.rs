@@ -49,6 +49,8 @@ const KEPT_CURRENT_EVERY: Duration = Duration::from_secs(30);
 /// Where connections go. A name is resolved again when the last answer is stale.
 pub(crate) struct Target {
     pub(crate) address: Address,
+    /// Its users send datagrams, and cannot wait for an answer.
+    is_of_datagrams: bool,
     known: Mutex<Known>,
     /// Asks the resolver's thread for a new answer; unset if the answer cannot change.
     questions: OnceLock<mpsc::Sender<()>>,
@@ -112,9 +114,25 @@ impl Target {
     /// # Errors
     /// If `address` is not a name and cannot be used as it is.
     pub(crate) fn new(address: Address, at_most: Option<Duration>) -> Result<Arc<Self>> {
+        Self::of(address, false, at_most)
+    }
+
+    /// As [`new`](Self::new), of datagrams: a name is asked for even if nobody sends any, since nobody waits for an answer.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn of_datagrams(address: Address, at_most: Option<Duration>) -> Result<Arc<Self>> {
+        Self::of(address, true, at_most)
+    }
+
+    fn of(address: Address, is_of_datagrams: bool, at_most: Option<Duration>) -> Result<Arc<Self>> {
         let target = Arc::new(Self {
             address,
-            known: Mutex::default(),
+            is_of_datagrams,
+            known: Mutex::new(Known {
+                is_kept_current: is_of_datagrams,
+                ..Known::default()
+            }),
             questions: OnceLock::new(),
             follower: OnceLock::new(),
         });
@@ -126,11 +144,24 @@ impl Target {
         let first_try = target.start_resolver(Some(Duration::ZERO))?;
         if at_most.is_some_and(|time| first_try.recv_timeout(time).is_err()) {
             tracing::warn!(
-                "the name in {} has no answer yet; clients are reset until it has",
-                target.address
+                "the name in {} has no answer yet; {} until it has",
+                target.address,
+                target.otherwise()
             );
         }
         Ok(target)
+    }
+
+    pub(crate) fn is_of_datagrams(&self) -> bool {
+        self.is_of_datagrams
+    }
+
+    /// What becomes of new clients while the name has no answer.
+    fn otherwise(&self) -> &'static str {
+        match self.is_of_datagrams {
+            true => "datagrams of new clients are dropped",
+            false => "clients are reset",
+        }
     }
 
     /// Starts the thread that resolves the name, for the first time after `pause`. The channel reports
@@ -225,15 +256,6 @@ impl Target {
         } = &mut *known;
         if preference.failed(address, answer, now) {
             known.sort(now);
-        }
-    }
-
-    /// Has the name asked for even if nobody connects, for users that cannot wait for an answer.
-    pub(crate) fn keep_current(&self) {
-        self.lock().is_kept_current = true;
-        if let Some(questions) = self.questions.get() {
-            // The thread keeps the receiver as long as the process lives.
-            let _ = questions.send(());
         }
     }
 
@@ -367,7 +389,7 @@ impl Target {
 
     /// Resolves the name. Logs a failure once until the next answer, and once more when the last answer is too old.
     /// Returns the pause before the next attempt; `None` if it waits to be asked.
-    fn resolve_again(&self, pause: Option<Duration>, told: &mut Option<&str>) -> Option<Duration> {
+    fn resolve_again(&self, pause: Option<Duration>, told: &mut Option<bool>) -> Option<Duration> {
         // The thread may ask by itself.
         self.lock().age.asked(Instant::now());
         match SocketAddress::resolve(&self.address) {
@@ -389,12 +411,13 @@ impl Target {
                     let waiting = std::mem::take(&mut known.waiting);
                     (is_usable, known.is_kept_current, waiting)
                 };
-                let otherwise = match is_usable {
-                    true => "going on with its last known addresses until they are a minute old",
-                    false => "clients are reset until it can",
-                };
-                if told.replace(otherwise) != Some(otherwise) {
-                    tracing::warn!("{error:#}; {otherwise}");
+                if told.replace(is_usable) != Some(is_usable) {
+                    match is_usable {
+                        true => tracing::warn!(
+                            "{error:#}; going on with its last known addresses until they are a minute old"
+                        ),
+                        false => tracing::warn!("{error:#}; {} until it can", self.otherwise()),
+                    }
                 }
                 waiting.into_values().for_each(Waker::wake);
                 self.tell(None);

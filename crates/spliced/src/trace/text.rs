@@ -7,6 +7,7 @@ use splice::trace::{Call, Context, Irq, Means, Summary, Trace, Value};
 
 use super::trial::Place;
 use super::{Observed, Traced, What};
+use crate::plural::counted;
 
 pub(super) fn of(observed: &Observed, traces: &[Traced]) -> String {
     let mut text = match observed.means {
@@ -127,10 +128,6 @@ fn in_words(summary: Summary) -> String {
             _ => format!("{copies} copies"),
         },
     )
-}
-
-fn counted(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 fn task(context: &Context) -> String {

@@ -8,16 +8,20 @@ use netlab::Scratch;
 
 use crate::datagrams::{client_of, receive, socket};
 use crate::log::Log;
-use crate::patience::until;
+use crate::patience::{until, until_found};
 use crate::proxy::Proxy;
 
 /// Every check counts, and the next one comes in `every`.
 fn checked(server: &str, health: &str, every: &str, more: &str) -> Proxy {
-    Proxy::run(&format!(
+    Proxy::run(&configuration(server, health, every, more, "reset"))
+}
+
+fn configuration(server: &str, health: &str, every: &str, more: &str, on_down: &str) -> String {
+    format!(
         "[[listener]]\nname = \"l\"\naddress = \"udp:127.0.0.1:0\"\n{more}\n[[listener.route]]\n\
-         backend = \"b\"\n[backend.b]\nservers = [\"{server}\"]\non_down = \"reset\"\n\
+         backend = \"b\"\n[backend.b]\nservers = [\"{server}\"]\non_down = \"{on_down}\"\n\
          health = {{ {health}, every = \"{every}\", rise = 1, fall = 1 }}\n"
-    ))
+    )
 }
 
 fn name(server: &UdpSocket) -> String {
@@ -65,6 +69,19 @@ fn without_an_answer_that_is_expected_only_a_refusal_counts() {
     proxy.relay.wait_logged("is up again");
 }
 
+/// A client with a session at `server`, which has answered all checks so far.
+fn open_session(proxy: &Proxy, server: &UdpSocket) -> UdpSocket {
+    let client = client_of(&proxy.address("l"));
+    client.send(b"question").expect("it is sent");
+    loop {
+        let (received, from) = receive(server);
+        match &received[..] {
+            b"ping" => drop(server.send_to(b"pong", from)),
+            _ => return client,
+        }
+    }
+}
+
 #[test]
 fn the_sessions_of_a_server_that_is_down_end_if_they_are_to() {
     let scratch = Scratch::new("datagram-health").expect("a directory");
@@ -72,22 +89,32 @@ fn the_sessions_of_a_server_that_is_down_end_if_they_are_to() {
     let server = socket("127.0.0.1:0");
     let more = format!("access_log = {:?}", log.path);
     let proxy = checked(&name(&server), EXPECTS, "1s", &more);
-    let client = client_of(&proxy.address("l"));
-    client.send(b"question").expect("it is sent");
-    let mut session = None;
-    while session.is_none() {
-        let (received, from) = receive(&server);
-        match &received[..] {
-            b"ping" => drop(server.send_to(b"pong", from)),
-            _ => session = Some(from),
-        }
-    }
+    let _client = open_session(&proxy, &server);
     // It is silent from here on.
     until("the session ends", || {
         log.entries()
             .first()
             .is_some_and(|entry| entry["outcome"] == "its server went down")
     });
+}
+
+#[test]
+fn a_reload_that_wants_it_ends_the_sessions_of_a_server_that_is_down() {
+    let scratch = Scratch::new("datagram-health").expect("a directory");
+    let log = Log::below(&scratch);
+    let server = socket("127.0.0.1:0");
+    let more = format!("access_log = {:?}\nidle_timeout = \"1h\"", log.path);
+    let text = |on_down| configuration(&name(&server), EXPECTS, "1s", &more, on_down);
+    let proxy = Proxy::run(&text("keep"));
+    let _client = open_session(&proxy, &server);
+    proxy.relay.wait_logged("is down: a check was not answered");
+    let told = proxy.sessions();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(proxy.reload(&text("reset")).status.success());
+    let ended = until_found("the session ends", || log.entries().into_iter().next());
+    assert_eq!(ended["outcome"], "its server went down");
+    assert_eq!(ended["id"], told[0]["id"]);
+    assert!(proxy.sessions().is_empty());
 }
 
 #[test]

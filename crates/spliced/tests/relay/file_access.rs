@@ -1,9 +1,10 @@
 //! Mode, owner and group of the socket file of a UNIX listener.
 
 use std::fs::{self, Permissions};
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Write as _};
+use std::iter;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,7 @@ use netlab::{Need, Process, Scratch, available};
 use rustix::process::{Signal, Uid};
 use rustix::thread::set_thread_res_uid;
 
+use crate::datagrams;
 use crate::doctor::for_anybody;
 use crate::proxy::Proxy;
 use crate::relay::{BINARY, Relay, command};
@@ -46,7 +48,12 @@ fn a_relay_and_an_echo_give_their_socket_mode_owner_and_group() {
     let path = scratch.path().join("socket");
     let listen = format!("unix:{}", path.display());
     let options = ["--mode", "0620", "--owner", "65534", "--group", "1234"];
-    for arguments in [&["relay", &listen, "127.0.0.1:1"][..], &["echo", &listen]] {
+    let datagrams = format!("unixgram:{}", path.display());
+    for arguments in [
+        &["relay", &listen, "127.0.0.1:1"][..],
+        &["relay", &datagrams, "udp:127.0.0.1:1"],
+        &["echo", &listen],
+    ] {
         for umask in ["0", "077"] {
             let arguments = [arguments, &options].concat();
             let mut relay = Relay::spawn(&mut with_umask(umask, &arguments));
@@ -56,9 +63,12 @@ fn a_relay_and_an_echo_give_their_socket_mode_owner_and_group() {
         }
     }
     // The group by its name, and the rest as without the option.
-    let arguments = ["relay", &listen, "127.0.0.1:1", "--group", "root"];
-    let _relay = Relay::spawn(&mut with_umask("027", &arguments));
-    assert_eq!(shown(&path), (0o750, 0, 0));
+    for [listen, target] in [[&*listen, "127.0.0.1:1"], [&datagrams, "udp:127.0.0.1:1"]] {
+        let arguments = ["relay", listen, target, "--group", "root"];
+        let mut relay = Relay::spawn(&mut with_umask("027", &arguments));
+        assert_eq!(shown(&path), (0o750, 0, 0));
+        relay.terminate();
+    }
 }
 
 #[test]
@@ -69,29 +79,54 @@ fn nobody_connects_before_the_mode_is_set() {
     }
     let scratch = Scratch::new("access").expect("a directory");
     let path = scratch.path().join("socket");
-    let listen = format!("unix:{}", path.display());
+    let of_streams = format!("unix:{}", path.display());
+    // It needs no listen(2) before somebody connects.
+    let of_datagrams = format!("unixgram:{}", path.display());
+    let connect: [fn(&Path) -> io::Result<()>; 2] = [
+        |path| UnixStream::connect(path).map(drop),
+        |path| UnixDatagram::unbound()?.connect(path),
+    ];
+    for (arguments, connect) in iter::zip(
+        [
+            &["echo", &of_streams][..],
+            &["relay", &of_datagrams, "udp:127.0.0.1:9"],
+        ],
+        connect,
+    ) {
+        let denied = denied_while(STARTS, arguments, &path, connect);
+        assert!(denied > 0, "{arguments:?}");
+    }
+}
+
+/// How often another user is denied to `connect` while so many start with `arguments` one after the other, whose mode is for
+/// their own user.
+fn denied_while(
+    starts: usize,
+    arguments: &[&str],
+    path: &Path,
+    connect: fn(&Path) -> io::Result<()>,
+) -> usize {
     let is_over = AtomicBool::new(false);
-    let denied = thread::scope(|scope| {
+    thread::scope(|scope| {
         let client = scope.spawn(|| {
             let user = Uid::from_raw(NOBODY);
             // Of this thread alone.
             set_thread_res_uid(user, user, user).expect("another user");
             let mut denied = 0;
             while !is_over.load(Ordering::Relaxed) {
-                let connected = UnixStream::connect(&path).map_err(|error| error.kind());
+                let connected = connect(path).map_err(|error| error.kind());
                 assert!(connected.is_err(), "connected");
                 denied += usize::from(connected.err() == Some(ErrorKind::PermissionDenied));
             }
             denied
         });
-        for _ in 0..STARTS {
-            let arguments = ["echo", &listen, "--mode", "0600"];
+        for _ in 0..starts {
+            let arguments = [arguments, &["--mode", "0600"]].concat();
             Relay::spawn(&mut with_umask("0", &arguments)).terminate();
         }
         is_over.store(true, Ordering::Relaxed);
         client.join().expect("nobody has connected")
-    });
-    assert!(denied > 0);
+    })
 }
 
 #[test]
@@ -138,7 +173,11 @@ fn what_has_no_socket_file_has_no_mode() {
         (&["relay", "127.0.0.1:0", "127.0.0.1:1"][..], "127.0.0.1:0"),
         (&["relay", "unix:@x", "127.0.0.1:1"], "unix:@x"),
         (&["echo", "[::1]:0"], "[::1]:0"),
-        (&["relay", "unixgram:/x", "udp:127.0.0.1:1"], "--mode"),
+        (
+            &["relay", "unixgram:@x", "udp:127.0.0.1:1"],
+            "unixgram:/path",
+        ),
+        (&["relay", "udp::0", "udp:127.0.0.1:1"], "udp::0"),
         (&["relay", "seqpacket:@x", "seqpacket:/y"], "seqpacket:@x"),
     ] {
         for option in [["--mode", "0660"], ["--owner", "0"], ["--group", "0"]] {
@@ -215,6 +254,48 @@ fn a_reload_changes_them_on_the_socket_that_clients_have() {
     assert!(told.contains("nothing has changed"), "{told}");
     assert!(told.contains("is not the socket of this process"), "{told}");
     assert_eq!(shown(&path), (0o640, 0, 0));
+}
+
+/// Without the key it is as bind(2) would have made it, though nobody could send before it was set.
+#[test]
+fn a_reload_changes_them_on_a_socket_of_datagrams() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("access").expect("a directory");
+    let path = scratch.path().join("socket");
+    let target = datagrams::socket("127.0.0.1:0");
+    let at = target.local_addr().expect("its address");
+    let configuration = |defaults: &str, lines: &str| {
+        format!(
+            "[defaults]\n{defaults}\n[[listener]]\naddress = \"unixgram:{}\"\n{lines}\n[[listener.route]]\n\
+             backend = \"b\"\n[backend.b]\nservers = \"udp:{at}\"\n",
+            path.display()
+        )
+    };
+    let private = configuration("owner = 1", "mode = \"0600\"");
+    let mut run = Process::command("sh");
+    run.args(["-c", "umask 027; exec \"$@\"", "sh", BINARY]);
+    let proxy = Proxy::start(&private, run.env_remove("SPLICED_LOG"));
+    assert_eq!(shown(&path), (0o600, 1, 0));
+    let inode = fs::metadata(&path).expect("a file").ino();
+    for (defaults, lines, expected) in [
+        ("", "mode = \"0622\"\ngroup = 1234", (0o622, 0, 1234)),
+        ("mode = \"0666\"", "", (0o666, 0, 0)),
+        ("", "", (0o750, 0, 0)),
+    ] {
+        let output = proxy.reload(&configuration(defaults, lines));
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(shown(&path), expected);
+    }
+    assert_eq!(fs::metadata(&path).expect("a file").ino(), inode);
+    let client = UnixDatagram::unbound().expect("a socket");
+    client.send_to(b"x", &path).expect("it still receives");
+    assert_eq!(datagrams::receive(&target).0, b"x");
+    fs::remove_file(&path).expect("removed");
+    let output = proxy.reload(&private);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("is not the socket of this process"), "{told}");
 }
 
 /// The set-group-ID bit of a directory gives its files a group that the process is not in, and could not give back.

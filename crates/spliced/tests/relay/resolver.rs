@@ -11,6 +11,7 @@ use std::time::Duration;
 use netlab::{Namespace, Need, Process, Scratch, available};
 use rustix::process::Signal;
 
+use crate::datagrams;
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::relay::{BINARY, Relay};
@@ -346,6 +347,28 @@ fn an_unresolved_target_is_logged_once_and_retried() {
         }
         assert_eq!(relay.lines_logged("now instead of"), 0);
         assert_eq!(server.finish(), [0]);
+    });
+}
+
+/// Nobody is reset, and nobody waits for the answer.
+#[test]
+fn datagrams_to_a_name_without_an_answer_are_dropped() {
+    with_name_server(|names, scratch| {
+        names.answer_with(None);
+        let target = datagrams::socket("127.0.0.1:0");
+        let port = target.local_addr().expect("its address").port();
+        let mut command = relay_between(scratch, "udp:127.0.0.1:0", &format!("udp:{NAME}:{port}"));
+        let relay = Relay::spawn(&mut command);
+        let told = relay.wait_logged("cannot be resolved");
+        let what = "datagrams of new clients are dropped until it can";
+        assert!(told.contains(what), "{told}");
+        let client = datagrams::client(&relay);
+        client.send(b"lost").expect("it is sent");
+        relay.wait_logged("a client's datagram was dropped: its name does not resolve");
+        names.answer_with(Some(Ipv4Addr::LOCALHOST));
+        relay.wait_logged("resolves now");
+        client.send(b"question").expect("it is sent");
+        assert_eq!(datagrams::receive(&target).0, b"question");
     });
 }
 

@@ -16,6 +16,7 @@ use crate::datagram::destination::Nowhere;
 use crate::datagram::outcome::Outcome;
 use crate::datagram::sender::Sender;
 use crate::plan::ClientLimits;
+use crate::rate_limited_warning::more;
 
 impl Relaying {
     /// Counts a session of `client`, also beyond its limit: see [`make_room_of_client`](Self::make_room_of_client).
@@ -72,8 +73,9 @@ impl Relaying {
         }
         self.service.full.emit(|suppressed| {
             tracing::warn!(
-                "{most} sessions are open (max-sessions); a new client displaces one that has no \
-                 conversation, or the one that has been idle longest ({suppressed} more since the last such line)"
+                "as many sessions are open as may be (max-sessions: {most}); a new client displaces one that has no \
+                 conversation, or the one that has been idle longest{}",
+                more(suppressed)
             );
         });
         self.displace_beyond();
@@ -89,8 +91,8 @@ impl Relaying {
         let why = &nowhere.why;
         self.service.short.emit(|suppressed| {
             tracing::warn!(
-                "{why}; a new client displaces one that has no conversation, or the one that has been idle longest \
-                 ({suppressed} more since the last such line)"
+                "{why}; a new client displaces one that has no conversation, or the one that has been idle longest{}",
+                more(suppressed)
             );
         });
         let has_displaced = self.free_socket();

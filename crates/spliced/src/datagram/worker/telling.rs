@@ -9,8 +9,10 @@ use super::Relaying;
 use crate::datagram::icmp::{Quoted, Trouble, most_of_family, most_of_path};
 use crate::datagram::outcome::words;
 use crate::datagram::piece::Piece;
+use crate::datagram::plan::shown;
 use crate::datagram::sender::Sender;
 use crate::ip_header::DontFragment;
+use crate::rate_limited_warning::more;
 
 impl Relaying {
     /// Tells the client that a datagram of its is longer than the path to the target takes: one of `piece`, or one
@@ -54,9 +56,10 @@ impl Relaying {
         self.service.too_big.emit(|suppressed| {
             tracing::warn!(
                 "session {}: a datagram of {length} bytes was dropped, since the path to {} takes {most} bytes; \
-                 {told} ({suppressed} more since the last such line)",
+                 {told}{}",
                 session.id,
-                session.target,
+                shown(&session.target),
+                more(suppressed),
             );
         });
     }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::Listening;
 use crate::datagram::{ServiceTerms, Worker};
 use crate::plan::{Action, DatagramListenerPlan};
+use crate::plural::counted;
 
 impl Listening {
     /// What it is, and what has been counted.
@@ -44,9 +45,9 @@ impl Listening {
                 Action::Backend { name, .. } if only.conditions.clients.is_none() => {
                     format!("relaying to {name}")
                 }
-                _ => "1 route".into(),
+                _ => counted(1_usize, "route"),
             },
-            routes => format!("{} routes", routes.len()),
+            routes => counted(routes.len(), "route"),
         };
         for address in self.service.shown_addresses() {
             tracing::info!("{name}listening on {address}, {what}");
@@ -75,8 +76,10 @@ impl Listening {
         let name = &self.plan.name;
         match self.service.sessions.count() {
             0 => {}
-            1 => tracing::warn!("ended 1 session: listener {name} was removed"),
-            count => tracing::warn!("ended {count} sessions: listener {name} was removed"),
+            count => tracing::warn!(
+                "ended {}: listener {name} was removed",
+                counted(count, "session")
+            ),
         }
     }
 }

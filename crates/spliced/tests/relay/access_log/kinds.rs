@@ -65,7 +65,7 @@ fn a_session_of_udp_has_its_fields() {
     let scratch = Scratch::new("udp").expect("a directory");
     let log = Log::below(&scratch);
     let target = datagrams::socket("127.0.0.1:0");
-    let at = target.local_addr().expect("its address").to_string();
+    let at = target.local_addr().expect("its address");
     let server = format!("udp:{at}");
     let options = ["--access-log", &log.path, WITH_STARTS];
     let mut relay = Relay::between("udp:127.0.0.1:0", &server, &options);
@@ -75,7 +75,7 @@ fn a_session_of_udp_has_its_fields() {
     target.send_to(b"back again", from).expect("sent");
     datagrams::receive(&client);
     let address = client.local_addr().expect("its address").to_string();
-    let common = copied(&relay.address, &address, &server, &at);
+    let common = copied(&relay.address, &address, &server, &server);
     let start = with(common.clone(), json!({"event": "start"}));
     assert_eq!(lines(&log, 1), std::slice::from_ref(&start));
     relay.terminate();
@@ -110,7 +110,7 @@ fn a_session_of_unix_datagrams_has_its_fields_in_one_line() {
     relay.terminate();
     let shown = format!("{}/a\\n\"b\\u{{1b}}\\u{{9b}}", scratch.path().display());
     let client = format!("unix:{shown}");
-    let common = copied(&listener, &client, &server, &named("unix", "target"));
+    let common = copied(&listener, &client, &server, &server);
     let end = json!({
         "event": "end",
         "client_to_target_datagrams": 1,

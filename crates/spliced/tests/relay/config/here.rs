@@ -111,6 +111,30 @@ fn servers_without_new_clients_are_named_and_a_backend_of_none_but_those_is_warn
 }
 
 #[test]
+fn sessions_routes_weights_and_checks_are_told() {
+    let text = "[[listener]]\nname = \"dns\"\naddress = \"udp:127.0.0.1:5353\"\nidle_timeout = \"5s\"\n\
+                replies = 1\nmax_sessions_per_client = 9\n\
+                [[listener.route]]\nclient = [\"10.0.0.0/8\", \"::1\"]\nbackend = \"a\"\nfallback = \"b\"\n\
+                [[listener.route]]\nbackend = \"b\"\n\
+                [backend.a]\nservers = [\"udp:127.0.0.3:1\", { address = \"udp:127.0.0.3:2\", weight = 3 }]\n\
+                health = { send = \"q\", expect = \"a\", every = \"7s\" }\n\
+                [backend.b]\nservers = [\"udp:127.0.0.3:3\", { address = \"udp:127.0.0.3:4\", backup = true }]\n";
+    let (report, _) = checked(text, 0);
+    for part in [
+        "listener dns on udp:127.0.0.1:5353, engine copy: copy datagram by datagram\n  \
+         at most 16384 sessions, each until it is idle for 5s; one that has its answers (1 for each datagram of its client) ends soon; 9 of a client\n  \
+         clients in 10.0.0.0/8, ::1 to backend a, or else b\n  \
+         every client to backend b\n\n",
+        "backend a\n  udp:127.0.0.3:1\n  udp:127.0.0.3:2; weight 3\n  \
+         checked every 7s by send and expect; down after 3 that fail, up after 2 that pass\n",
+        "backend b\n  udp:127.0.0.3:3\n  udp:127.0.0.3:4; backup\n  \
+         not checked: a server that is silent counts as up\n",
+    ] {
+        assert_in(&report, part);
+    }
+}
+
+#[test]
 fn what_keeps_connections_from_being_translated_from_the_syn_on_is_told() {
     if !available(Need::Bpf) {
         return;

@@ -56,6 +56,12 @@ impl Control {
         }
     }
 
+    /// What its listener has counted.
+    fn counts(&self) -> Value {
+        let (_, told) = curl(&self.socket, &["http://x/v1/status"]);
+        told["listeners"][0]["counts"].clone()
+    }
+
     /// `spliced kill` of a session, and of one that is not there.
     fn kill(&self, id: &Value) {
         let id = id.to_string();
@@ -84,7 +90,8 @@ fn sessions_of_datagrams_are_shown_and_ended() {
     let control = Control::new();
     let log = Log::below(&control.scratch);
     let target = socket("127.0.0.1:0");
-    let address = target.local_addr().expect("its address").to_string();
+    let host_and_port = target.local_addr().expect("its address").to_string();
+    let address = format!("udp:{host_and_port}");
     let options = [
         "--threads",
         "2",
@@ -93,7 +100,7 @@ fn sessions_of_datagrams_are_shown_and_ended() {
         "--access-log",
         &log.path,
     ];
-    let relay = Relay::between("udp:127.0.0.1:0", &format!("udp:{address}"), &options);
+    let relay = Relay::between("udp:127.0.0.1:0", &address, &options);
     answers(&control.socket);
     assert!(control.sessions("").is_empty());
     let first = client(&relay);
@@ -103,6 +110,8 @@ fn sessions_of_datagrams_are_shown_and_ended() {
     for (field, value) in [
         ("client", json!(own)),
         ("target", json!(address)),
+        ("backend", json!(address)),
+        ("server", json!(address)),
         ("listener", json!(relay.address)),
         ("phase", json!("relaying")),
         ("engine", json!("copy")),
@@ -130,6 +139,15 @@ fn sessions_of_datagrams_are_shown_and_ended() {
         .collect();
     assert_eq!(ids, (1..=MANY + 1).map(|id| json!(id)).collect::<Vec<_>>());
     assert_eq!(control.sessions(&format!("?client={own}")).len(), 1);
+    for server in [&*address, &host_and_port, "127.0.0.1"] {
+        let told = control.sessions(&format!("?server={server}&target={server}"));
+        assert_eq!(told.len(), MANY + 1, "{server}");
+    }
+    assert!(control.sessions("?server=127.0.0.2").is_empty());
+    assert_eq!(
+        control.counts(),
+        json!({"accepted": MANY + 1, "joined": MANY + 1})
+    );
     let shown = output(command(&["sessions"]).args(["--control", control.path()]));
     let shown = String::from_utf8(shown.stdout).expect("text");
     assert!(
@@ -205,6 +223,8 @@ fn sessions_of_messages_are_shown_and_ended() {
     });
     for (field, value) in [
         ("listener", json!(relay.address)),
+        ("backend", json!(seqpacket::at(&control.scratch, "target"))),
+        ("server", json!(seqpacket::at(&control.scratch, "target"))),
         ("phase", json!("relaying")),
         ("client_to_target_bytes", json!(9)),
         ("target_to_client_bytes", json!(0)),
@@ -212,6 +232,7 @@ fn sessions_of_messages_are_shown_and_ended() {
     ] {
         assert_eq!(told[field], value, "{field} of {told}");
     }
+    assert_eq!(control.counts(), json!({"accepted": 1, "joined": 1}));
     control.kill(&told["id"]);
     assert!(control.sessions("").is_empty());
     assert_eq!(seqpacket::message(&client), b"");

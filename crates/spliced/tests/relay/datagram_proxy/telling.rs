@@ -1,10 +1,10 @@
 //! What a process with listeners of datagrams says of itself.
 
-use netlab::Process;
+use netlab::{Process, Scratch};
 
-use super::{ask, client, configuration, servers};
+use super::{ask, client, configuration, name, servers};
 use crate::proxy::Proxy;
-use crate::relay::BINARY;
+use crate::relay::{BINARY, Relay, output};
 
 #[test]
 fn the_sums_of_each_listener_are_logged_at_the_end() {
@@ -31,14 +31,30 @@ fn the_status_counts_sessions_as_copied() {
 
 #[test]
 fn too_few_descriptors_for_the_sessions_are_told() {
+    const TOLD: &str = "max-sessions needs 201 descriptors and RLIMIT_NOFILE allows 200";
     let [only] = servers();
-    let mut command = Process::command("prlimit");
-    command
-        .args(["--nofile=200:200", BINARY])
-        .env_remove("SPLICED_LOG");
+    let with_few = || {
+        let mut command = Process::command("prlimit");
+        command
+            .args(["--nofile=200:200", BINARY])
+            .env_remove("SPLICED_LOG");
+        command
+    };
     let text = configuration(&[&only], "max_sessions = 101", "");
-    let proxy = Proxy::start_apart(&text, &mut command);
-    proxy
-        .relay
-        .wait_logged("max_sessions needs 201 descriptors and RLIMIT_NOFILE allows 200");
+    let proxy = Proxy::start_apart(&text, &mut with_few());
+    proxy.relay.wait_logged(TOLD);
+    let scratch = Scratch::new("few").expect("a directory");
+    let path = scratch.write("c.toml", &text).expect("written");
+    let checked = output(with_few().args(["check", "--config"]).arg(path));
+    let told = String::from_utf8_lossy(&checked.stderr);
+    assert!(told.contains(&format!("c.toml: warning: {TOLD}")), "{told}");
+    let mut relay = with_few();
+    relay.args([
+        "relay",
+        "udp:127.0.0.1:0",
+        &name(&only),
+        "--max-sessions",
+        "101",
+    ]);
+    Relay::spawn_silent(&mut relay).wait_logged(TOLD);
 }

@@ -135,7 +135,7 @@ fn a_datagram_whose_time_to_live_is_used_up_is_dropped_and_counted() {
         assert_eq!(receive(&client).0, b"answer");
         relay.terminate();
         assert_eq!(log.entries()[0]["target_to_client_dropped"], 1);
-        relay.wait_logged("to the target 1 datagrams, dropped 1 (no room 0, too long 0, no way 1)");
+        relay.wait_logged("to the target 1 datagram, dropped 1 (no room 0, too long 0, no way 1)");
     }
 }
 

@@ -298,7 +298,7 @@ fn a_client_whose_datagrams_must_not_be_split_is_told_the_path_mtu() {
         assert!(receive(&target).0 == message[..most]);
         assert!(routed.log.entries().is_empty());
         routed.relay.wait_logged(&format!(
-            "the path to {} takes {most} bytes; the client was told",
+            "the path to udp:{} takes {most} bytes; the client was told",
             routed.target
         ));
     });

@@ -79,7 +79,7 @@ fn beyond_the_bound_a_new_client_displaces_the_longest_idle_session() {
     // The first is now the one that was used last.
     assert_eq!(send(0), first);
     send(2);
-    relay.wait_logged("2 sessions are open");
+    relay.wait_logged("as many sessions are open as may be (max-sessions: 2)");
     until("a session ends", || !log.entries().is_empty());
     let displaced = clients[1].local_addr().expect("its address").to_string();
     assert_eq!(log.entries()[0]["client"], displaced);
@@ -140,7 +140,7 @@ fn after_sigterm_a_session_goes_on_until_it_is_quiet_and_new_clients_are_refused
             relay.lines_logged(words) > 0
         });
     };
-    talk_until("no longer accepting clients; 1 sessions left");
+    talk_until("no longer accepting clients; 1 session left");
     new.send(b"too late").expect("it is sent");
     talk_until("the relay is ending");
     target.send_to(b"answer", session).expect("it is answered");
@@ -153,7 +153,7 @@ fn after_sigterm_a_session_goes_on_until_it_is_quiet_and_new_clients_are_refused
             .is_ok_and(|length| answer[..length] == *b"answer")
     });
     assert_eq!(relay.wait_end().code(), Some(0));
-    relay.wait_logged("1 sessions, 0 of them displaced; to the target ");
+    relay.wait_logged("1 session, 0 of them displaced; to the target ");
 }
 
 #[test]

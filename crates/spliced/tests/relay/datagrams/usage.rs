@@ -40,6 +40,30 @@ fn what_cannot_be_joined_is_refused_in_one_sentence() {
             &["--half-close-timeout is for connections"],
         ),
         (
+            &["udp::0", "udp::1", "--connect-timeout", "5s"],
+            &["--connect-timeout is for connections"],
+        ),
+        (
+            &["unixgram:@x", "udp::1", "--threads", "2"],
+            &["--threads is for UDP"],
+        ),
+        (
+            &["unixgram:@x", "udp::1", "--max-sessions-per-client", "2"],
+            &["--max-sessions-per-client tells clients by their IP addresses"],
+        ),
+        (
+            &["unixgram:@x", "unixgram:@y", "--ttl", "9"],
+            &["--ttl is for UDP"],
+        ),
+        (
+            &["unixgram:@x", "unixgram:@y", "--dont-fragment", "no"],
+            &["--dont-fragment is for UDP"],
+        ),
+        (
+            &["seqpacket:@x", "seqpacket:@y", "--threads", "2"],
+            &["--threads is for TCP"],
+        ),
+        (
             &["udp::0", "udp::1", "--max-sessions", "0"],
             &["--max-sessions"],
         ),

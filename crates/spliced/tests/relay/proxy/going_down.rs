@@ -19,6 +19,7 @@ const BULK_BYTES: usize = 1 << 20;
 /// A proxy and its client, each in its namespace, and a server whose checks can fail.
 struct Stage {
     proxy: Proxy,
+    configuration: String,
     client: TcpStream,
     server: Fickle,
     log: Log,
@@ -51,6 +52,7 @@ impl Stage {
         let client = lab.client().enter(|| connect(&address)).expect("entered");
         Self {
             proxy,
+            configuration,
             client,
             server,
             log,
@@ -114,4 +116,12 @@ fn its_connections_go_on_otherwise() {
     stage.echo(4);
     stage.go_down();
     stage.echo(BULK_BYTES);
+    // Until a reload wants another end of them.
+    let wanted = stage
+        .configuration
+        .replace("\nhealth =", "\non_down = \"reset\"\nhealth =");
+    assert!(stage.proxy.reload(&wanted).status.success());
+    expect_reset(&mut stage.client);
+    let entry = until_found("it is in the log", || stage.log.entries().pop());
+    assert_eq!(entry["outcome"], "its server went down");
 }

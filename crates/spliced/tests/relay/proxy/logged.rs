@@ -402,7 +402,7 @@ fn each_outcome_has_its_fields() {
             listener: "limited",
             act: &|mut client| expect_reset(&mut client),
             line: alone(
-                "its client has 1 connections, the limit (max_connections_per_client)",
+                "its client has 1 connection, the limit (max_connections_per_client)",
                 json!({"target": ""}),
             ),
         },

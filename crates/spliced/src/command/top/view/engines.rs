@@ -7,6 +7,7 @@ use super::super::model::Model;
 use super::columns::{Column, Row, Table, figures, text};
 use super::figures::bytes;
 use super::{List, visible};
+use crate::plural::counted;
 
 const COLUMNS: [Column; 5] = [
     text("ENGINE", 8, 0),
@@ -52,6 +53,6 @@ fn detail(share: &Share) -> String {
     let engine = share.engine.as_deref().unwrap_or("no engine");
     match &share.why {
         Some(why) => format!("{engine}: {why}"),
-        None => format!("{engine}: {} sessions", share.sessions),
+        None => format!("{engine}: {}", counted(share.sessions, "session")),
     }
 }
