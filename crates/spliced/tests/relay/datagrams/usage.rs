@@ -60,10 +60,6 @@ fn what_cannot_be_joined_is_refused_in_one_sentence() {
             &["--dont-fragment is for UDP"],
         ),
         (
-            &["seqpacket:@x", "seqpacket:@y", "--threads", "2"],
-            &["--threads is for TCP"],
-        ),
-        (
             &["udp::0", "udp::1", "--max-sessions", "0"],
             &["--max-sessions"],
         ),
