@@ -358,7 +358,7 @@ impl Relaying {
     }
 
     /// Ends a session that the target's side has failed.
-    fn fail(&mut self, number: usize, errno: Errno, now: Instant) {
+    fn fail(&mut self, number: usize, errno: Errno) {
         let Some(session) = self.sessions.get(number) else {
             return;
         };
@@ -369,7 +369,6 @@ impl Relaying {
                 destination.failed(&session.target, session.to_client.datagrams > 0);
             }
         }
-        self.tell_failed(number, errno, now);
         self.end(number, Outcome::TargetFailed(errno));
     }
 

@@ -48,6 +48,8 @@ impl Relaying {
         // An error that came before belongs to what was sent before: this datagram has another try, in
         // a session of its own, with another server if there is one.
         let mut tried = Tried::default();
+        // But a UNIX socket says at once what becomes of a datagram.
+        let mut refused = None;
         for _ in 0..2 {
             let found = self.sessions.find(listener, sender);
             let open = || self.open(listener, sender, &tried, now);
@@ -56,7 +58,7 @@ impl Relaying {
                 Err(nowhere) => {
                     self.lose(&piece);
                     self.warn_dropped(&nowhere.why);
-                    if let Some(errno) = nowhere.refusal() {
+                    if let Some(errno) = nowhere.refusal().or(refused) {
                         self.tell_nowhere(listener, sender, errno, &piece, now);
                     }
                     return;
@@ -91,11 +93,19 @@ impl Relaying {
                     if let Some(held) = &session.held {
                         held.note_in(&mut tried);
                     }
-                    self.fail(number, errno, now);
+                    if session.socket.is_udp() {
+                        self.tell_failed(number, errno, now);
+                    } else {
+                        refused = Some(errno);
+                    }
+                    self.fail(number, errno);
                 }
             }
         }
         self.lose(&piece);
+        if let Some(errno) = refused {
+            self.tell_nowhere(listener, sender, errno, &piece, now);
+        }
     }
 
     /// Counts what has no session.
@@ -128,7 +138,10 @@ impl Relaying {
                 session.to_target.dropped.too_long += 1;
                 return self.tell_too_big(number, None, now);
             }
-            Err(errno) => return self.fail(number, errno, now),
+            Err(errno) => {
+                self.tell_failed(number, errno, now);
+                return self.fail(number, errno);
+            }
         }
         session.used = now;
         self.is_behind |= session.held.is_some();
