@@ -11,6 +11,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
@@ -23,6 +24,9 @@ pub(crate) struct Messages {
     /// The source reports who sent a message (`SO_PASSCRED`): an empty message has a sender, and the end of the stream has
     /// none. Without it, an empty message looks like the end.
     pub(crate) tells_sender: bool,
+    /// The destination takes a part of a message that it has no room for, and reports `EAGAIN` as if it had taken none
+    /// (VSOCK, `vsock_connectible_sendmsg`). What is sent next becomes the rest of that message.
+    pub(crate) can_tear: bool,
 }
 
 impl Messages {
@@ -54,6 +58,36 @@ impl Messages {
         buffer.took_datagram(message.bytes);
         Ok(ReadOutcome::Bytes(message.bytes))
     }
+
+    /// Sends the message in `buffer`.
+    ///
+    /// # Errors
+    /// `EAGAIN` if nothing of it was sent, for want of room. `EMSGSIZE` also if a part of it was sent: nobody is told
+    /// how much, so the connection cannot go on.
+    pub(crate) fn drain(
+        self,
+        buffer: &mut Buffer,
+        destination: BorrowedFd<'_>,
+    ) -> Result<usize, Errno> {
+        if !self.can_tear {
+            return buffer.drain(destination);
+        }
+        // With no room at all, no part is sent either.
+        if !has_room(destination)? {
+            return Err(Errno::AGAIN);
+        }
+        buffer.drain(destination).map_err(|errno| match errno {
+            Errno::AGAIN => Errno::MSGSIZE,
+            _ => errno,
+        })
+    }
+}
+
+fn has_room(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+    poll(&mut sockets, Some(&Timespec::default()))?;
+    // An error is told by sending.
+    Ok(!sockets[0].revents().is_empty())
 }
 
 #[cfg(test)]
@@ -68,7 +102,10 @@ mod tests {
     use super::*;
     use crate::carrier::buffer::{Buffers, Size};
 
-    const MESSAGES: Messages = Messages { tells_sender: true };
+    const MESSAGES: Messages = Messages {
+        tells_sender: true,
+        can_tear: false,
+    };
 
     fn pair() -> [OwnedFd; 2] {
         let (one, other) = socketpair(

@@ -67,7 +67,10 @@ impl InFlight {
             (Self::Buffer(buffer), Some(context), _) if choice == CarrierChoice::Aio => {
                 context.drain(buffer, destination)
             }
-            (Self::Buffer(buffer), ..) => buffer.drain(destination),
+            (Self::Buffer(buffer), ..) => match choice {
+                CarrierChoice::Messages(messages) => messages.drain(buffer, destination),
+                _ => buffer.drain(destination),
+            },
             (Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
         }
     }

@@ -39,7 +39,7 @@ const LOAD_LOOK: Duration = Duration::from_millis(50);
 /// The plan for a pair with these ends: its kernel engine, or the policy that decides on one.
 ///
 /// # Errors
-/// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by name
+/// [`ErrorKind::EngineRefused`] if an engine was chosen by name
 /// and cannot take the pair.
 pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
     check_messages(ends, options)?;

@@ -1,11 +1,11 @@
 //! `spliced run` with listeners and servers of VSOCK, through its loopback (`vsock_loopback`, Linux 5.6 on).
 
 use netlab::Scratch;
-use rustix::net::{SendFlags, send};
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 use serde_json::Value;
 
 use crate::log::Log;
-use crate::patience::until_found;
+use crate::patience::{PATIENCE, until_found};
 use crate::payload::Payload;
 use crate::peer::{Peer, exchange};
 use crate::proxy::Proxy;
@@ -78,4 +78,42 @@ fn vsock_listeners_keep_messages_apart() {
     assert_eq!(session["client_to_target_messages"], 3);
     drop(client);
     assert!(message(&far).is_empty());
+}
+
+/// The kernel sends the part of a message that its peer has room for, and then reports that it has sent none.
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn no_part_of_a_message_passes_for_a_whole_one() {
+    const COUNT: usize = 40;
+    const BYTES: usize = 90_001;
+    let scratch = Scratch::new("vsock-torn").expect("a directory");
+    let log = Log::below(&scratch);
+    let server = server_at(&scratch, "target");
+    let _inner = Relay::between("vsock-seqpacket::70714", &at(&scratch, "target"), &[]);
+    let _outer = Relay::between(
+        &at(&scratch, "relay"),
+        "vsock-seqpacket:1:70714",
+        &["--access-log", &log.path],
+    );
+    let client = connected(&scratch);
+    sockopt::set_socket_timeout(&client, sockopt::Timeout::Send, Some(PATIENCE)).expect("a limit");
+    let text = |number: usize| Payload::new(number as u64).bytes(BYTES);
+    // Nobody reads.
+    let failed =
+        (0..COUNT).find(|number| send(&client, &text(*number), SendFlags::NOSIGNAL).is_err());
+    assert!(failed.is_some(), "there is room for all of them");
+    let entry = until_found("it is logged", || log.entries().into_iter().next());
+    let outcome = entry["outcome"].to_string();
+    assert!(outcome.contains("Message too long"), "{entry}");
+    let far = accepted(&server);
+    let mut buffer = vec![0; 2 * BYTES];
+    let mut whole = 0;
+    while let Ok((_, length @ 1..)) = recv(&far, &mut buffer[..], RecvFlags::empty()) {
+        assert!(
+            buffer[..length] == text(whole),
+            "message {whole} differs: {length} bytes"
+        );
+        whole += 1;
+    }
+    assert!((1..COUNT).contains(&whole), "{whole} messages");
 }

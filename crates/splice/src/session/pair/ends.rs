@@ -83,17 +83,18 @@ impl Ends {
 
     /// The directions between them; an echo has only the first. Messages have a carrier of their own.
     pub(crate) fn directions(&self, carrier_choice: CarrierChoice) -> [Direction; 2] {
-        let from = |end: &Endpoint| {
-            Direction::new(match end.kind().keeps_messages() {
+        let between = |source: &Endpoint, destination: &Endpoint| {
+            Direction::new(match source.kind().keeps_messages() {
                 true => CarrierChoice::Messages(Messages {
-                    tells_sender: end.tells_sender(),
+                    tells_sender: source.tells_sender(),
+                    can_tear: destination.kind().is_vsock(),
                 }),
                 false => carrier_choice,
             })
         };
         match self {
-            Self::Two(both) => both.each_ref().map(from),
-            Self::Echo(one) => [from(one), Direction::ended()],
+            Self::Two([one, other]) => [between(one, other), between(other, one)],
+            Self::Echo(one) => [between(one, one), Direction::ended()],
         }
     }
 }
