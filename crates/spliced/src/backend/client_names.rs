@@ -245,7 +245,7 @@ impl Servers {
                 let why = "it has no address".to_owned();
                 (Err(why), now + Duration::from_secs(ttl))
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(resolver::why(&error)),
         };
         self.answers.keep(
             name,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{ResolveHosts, ResolverOpts};
+use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::system_conf::parse_resolv_conf;
 
@@ -28,4 +29,13 @@ pub(super) fn new(set: impl FnOnce(&mut ResolverOpts)) -> Result<TokioResolver, 
             .build()
     });
     resolver.map_err(|error| format!("{PATH} cannot be used: {error}"))
+}
+
+/// Why they have not answered.
+pub(super) fn why(error: &NetError) -> String {
+    match error {
+        // None can be connected to, for whatever reason: the resolver does not tell.
+        NetError::NoConnections => format!("no server of {PATH} can be asked"),
+        _ => error.to_string(),
+    }
 }

@@ -120,7 +120,7 @@ pub(crate) async fn ask(name: &str) -> Result<(Vec<ServerPlan>, Instant), String
     let answer = resolver
         .srv_lookup(name)
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| resolver::why(&error))?;
     let records: Vec<_> = answer
         .answers()
         .iter()

@@ -1,6 +1,6 @@
 //! `spliced drain`, `undrain` and `weigh`: orders about a server.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use hyper::{Method, StatusCode};
@@ -8,12 +8,9 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::processes::wait_for;
-use super::servers::{Found, Place, connections, find};
+use super::servers::{Found, LOOK_EVERY, Place, connections, find};
 use crate::admin::Failure;
 use crate::server_args::{DrainArgs, UndrainArgs, WeighArgs};
-
-/// How often to ask whether a server is empty.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Drains a server, and waits until it is empty if that is asked for.
 ///
@@ -74,13 +71,7 @@ enum Left {
 }
 
 async fn left(place: &Place) -> Result<Left> {
-    let mut told = place.ask(Method::GET, "").await;
-    if place.drains() && matches!(told, Err(Failure::Told(_))) {
-        // It may just have ended.
-        sleep(LOOK_EVERY).await;
-        told = place.ask(Method::GET, "").await;
-    }
-    let told = match told {
+    let told = match place.told().await {
         Ok(told) => told,
         Err(Failure::Refused(StatusCode::NOT_FOUND, _)) => return Ok(Left::Forgotten),
         Err(Failure::Gone) if place.drains() => return Ok(Left::Forgotten),

@@ -2,16 +2,27 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use hyper::Method;
+use hyper::{Method, StatusCode};
 use serde_json::Value;
+use tokio::time::sleep;
 
 use super::processes::{Of, PATIENCE, Reached, Searched, ask_all, leave_out, search, words};
 use super::table::printable;
 use crate::admin::{Failure, ask, path_of_server};
 use crate::server_args::ServerArgs;
 use crate::standard_output::print;
+
+/// Where a process tells of all of its backends.
+const BACKENDS: &str = "/v1/backends";
+
+/// How often to ask what changes.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long a process may take to end that answers that it does.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// So many servers are named to somebody who has named another one.
 const NAMED_MOST: usize = 20;
@@ -29,8 +40,17 @@ impl Place {
         self.of.drains()
     }
 
-    /// Asks the process to do that with the server: to tell about it, if `what` is empty.
-    pub(super) async fn ask(&self, method: Method, what: &str) -> Result<Value, Failure> {
+    /// What the process tells about the server.
+    pub(super) async fn told(&self) -> Result<Value, Failure> {
+        let path = path_of_server(&self.backend, &self.server, "");
+        let told = ask(self.of.socket(), Method::GET, &path, PATIENCE)
+            .await
+            .told;
+        once_clear(&self.of, &path, told).await
+    }
+
+    /// Asks the process to do that with the server.
+    async fn ask(&self, method: Method, what: &str) -> Result<Value, Failure> {
         let path = path_of_server(&self.backend, &self.server, what);
         ask(self.of.socket(), method, &path, PATIENCE).await.told
     }
@@ -103,21 +123,42 @@ pub(super) fn connections(count: &Value) -> String {
     }
 }
 
+/// What a process has told when asked for `path`. One that drains may be about to end, and then answers that it is, or nothing: it
+/// is asked again until it has ended.
+async fn once_clear(of: &Of, path: &str, told: Result<Value, Failure>) -> Result<Value, Failure> {
+    let is_unclear = |told: &Result<Value, Failure>| {
+        use Failure::{Refused, Told};
+        matches!(
+            told,
+            Err(Told(_) | Refused(StatusCode::SERVICE_UNAVAILABLE, _))
+        )
+    };
+    let until = Instant::now() + ENDS_WITHIN;
+    let mut told = told;
+    while of.drains() && is_unclear(&told) && Instant::now() < until {
+        sleep(LOOK_EVERY).await;
+        told = ask(of.socket(), Method::GET, path, PATIENCE).await.told;
+    }
+    told
+}
+
 /// The backends of processes, ordered by the numbers of these.
 pub(super) async fn backends_of(reached: Vec<Reached>) -> Vec<(Of, Result<Vec<Value>, Failure>)> {
     let sockets: Vec<_> = reached.iter().map(|it| Arc::clone(&it.socket)).collect();
-    let answers = ask_all(&sockets, "/v1/backends").await;
-    let each = reached.into_iter().zip(answers).map(|(reached, answer)| {
-        let told = answer.told;
+    let answers = ask_all(&sockets, BACKENDS).await;
+    let mut each = Vec::new();
+    for (reached, answer) in reached.into_iter().zip(answers) {
+        let of = reached.of();
+        let told = once_clear(&of, BACKENDS, answer.told).await;
         let list = told.and_then(|mut told| match told.get_mut("backends").map(Value::take) {
             Some(Value::Array(list)) => Ok(list),
             _ => Err(Failure::Told(
                 "it answers in another way than this version of spliced expects; use the version that runs".into(),
             )),
         });
-        (reached.of(), list)
-    });
-    each.collect()
+        each.push((of, list));
+    }
+    each
 }
 
 /// Where the server is that somebody has named.

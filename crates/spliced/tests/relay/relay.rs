@@ -58,6 +58,11 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
 
 /// Runs a command that is expected to end by itself.
 pub(crate) fn output(command: &mut Command) -> Output {
+    output_within(PATIENCE, command)
+}
+
+/// Runs a command that is expected to end by itself in this time.
+pub(crate) fn output_within(time: Duration, command: &mut Command) -> Output {
     let mut process = Process::spawn(
         command
             .stdin(Stdio::null())
@@ -71,7 +76,7 @@ pub(crate) fn output(command: &mut Command) -> Output {
     thread::scope(|scope| {
         let stdout = scope.spawn(|| whole(stdout));
         let stderr = scope.spawn(|| whole(stderr));
-        let status = process.wait_at_most(PATIENCE);
+        let status = process.wait_at_most(time);
         let status = status.expect("it can be waited for");
         if status.is_none() {
             // Its end ends the threads, too.

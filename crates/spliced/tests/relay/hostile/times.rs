@@ -16,6 +16,10 @@ pub(super) const SLACK: Duration = Duration::from_millis(20);
 /// `TCP_RTO_MIN`.
 pub(super) const TIMEOUT: Duration = Duration::from_millis(200);
 
+/// `TCP_TIMEOUT_MIN` where a second has the fewest ticks: two of them on top of two round trips make a sender that hears nothing
+/// probe (`tcp_schedule_loss_probe`).
+const LOSS_PROBE: Duration = Duration::from_millis(20);
+
 /// How much longer than with `copy` it may take. Halves of the median of `copy`, and what comes on top of that; and what comes on
 /// top of ten times that median, or twice the longest, for each single stream but for some.
 #[derive(Clone, Copy, Debug)]
@@ -41,10 +45,18 @@ impl Allowance {
         ..Self::NONE
     };
 
-    /// The pair goes back before the first byte: a sender that is ahead of that waits for a timeout.
+    /// The pair goes back before the first byte: a sender that is ahead of that probes once, and if that gets lost as well, waits
+    /// for the timeout that follows.
     pub(super) const RARE_TIMEOUT: Self = Self {
-        longest_more: TIMEOUT,
+        more: LOSS_PROBE,
+        longest_more: LOSS_PROBE.saturating_add(TIMEOUT),
         ..Self::NONE
+    };
+
+    /// On a host that others keep busy, each sender may be ahead.
+    pub(super) const PROBE_AND_TIMEOUT: Self = Self {
+        more: LOSS_PROBE.saturating_add(TIMEOUT),
+        ..Self::RARE_TIMEOUT
     };
 
     /// The pair goes back in full flow: what was under way is lost, and may be all that was.

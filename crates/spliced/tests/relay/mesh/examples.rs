@@ -3,11 +3,15 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use netlab::{Need, Process, Scratch, available, present, program};
 
 use super::client::{Client, mesh};
 use crate::relay::Relay;
+
+/// The first time, the compiler builds its whole standard library beside the other tests.
+const COMPILATION: Duration = Duration::from_secs(240);
 
 /// A running example.
 struct Example {
@@ -118,7 +122,7 @@ fn in_go() {
             Path::new(env!("CARGO_TARGET_TMPDIR")).join("mesh-go"),
         )
         .env_remove("GOROOT");
-    let built = crate::relay::output(&mut go);
+    let built = crate::relay::output_within(COMPILATION, &mut go);
     let said = String::from_utf8_lossy(&built.stderr).into_owned();
     assert!(built.status.success(), "{said}");
     works(|mesh, name| Example::start(&mut Process::command(&client), mesh, name));
