@@ -38,7 +38,14 @@ pub struct Names {
 
 /// The right to change what is pinned: one process has it at a time, and the kernel takes it back when that dies.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "it is held by being open")] File);
+pub struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing would leave it to a child that another thread has forked, until that executes a program.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
 
 /// What came of a try to lock a directory.
 enum Tried {
@@ -285,6 +292,20 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_child_that_has_not_executed_yet_does_not_keep_the_lock() {
+        if !available(Need::Root) {
+            return;
+        }
+        let file_system = BpfFileSystem::new("pins").expect("a BPF file system");
+        let pins = Pins::at(&file_system.path().join("forked"), NONE);
+        let lock = pins.take().expect("taken").expect("nobody has it");
+        let _of_child = lock.0.try_clone().expect("duplicated");
+        assert!(pins.lock().expect("tried").is_none());
+        drop(lock);
+        assert!(pins.lock().expect("tried").is_some());
     }
 
     #[test]
