@@ -55,6 +55,9 @@ const SEEN_WITHIN: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
 const BETWEEN_PROBES: Duration = Duration::from_millis(600);
 
+/// How often sockets without a route look for one: they do so when they send, which an idle pair does not.
+const BETWEEN_SEARCHES: Duration = Duration::from_secs(1);
+
 /// More may have been announced to a silent peer than the other peer has room for, but no more than this: a
 /// connection's first window (`tcp_rmem[1]` leaves room for 64 KiB) and a half. To overrun the receiver it
 /// would have to send more than the receiver's whole window before it learns of that window.
@@ -117,6 +120,8 @@ pub(super) enum Watched {
         device: u32,
         is_probe_due: bool,
     },
+    /// A socket has no route.
+    Unrouted,
     Stays(Progress),
 }
 
@@ -140,6 +145,7 @@ pub(super) struct ChangeOver {
     pause: Duration,
     probed_at: Option<Instant>,
     probes_left: u32,
+    searched_at: Option<Instant>,
     seq_delta: [u32; 2],
     /// In Overlap: where each stream was last found empty, and since when it has stood there.
     idle_since: [Option<(u32, Instant)>; 2],
@@ -161,6 +167,7 @@ impl ChangeOver {
             pause: SHORTEST_PAUSE,
             probed_at: None,
             probes_left: PROBES,
+            searched_at: None,
             seq_delta: [0; 2],
             idle_since: [None; 2],
             acked: [0; 2],
@@ -202,7 +209,8 @@ impl ChangeOver {
         match examine(found, &self.cookies, self.asked) {
             Err(Obstacle::Refused(refusal)) => return Watched::Stays(Progress::Refused(refusal)),
             Err(Obstacle::Ended) => return stays(Cause::State, ENDED_BEFORE),
-            Err(Obstacle::NotNow | Obstacle::Unrouted | Obstacle::Short) => {
+            Err(Obstacle::Unrouted) => return Watched::Unrouted,
+            Err(Obstacle::NotNow | Obstacle::Short) => {
                 return Watched::Stays(Progress::Copying(LONGEST_PAUSE));
             }
             Ok(()) => {}
@@ -243,6 +251,16 @@ impl ChangeOver {
     pub(super) fn probed(&mut self, now: Instant) {
         self.probed_at = Some(now);
         self.probes_left -= 1;
+    }
+
+    /// Whether sockets without a route are to look for one now, which they are told once.
+    pub(super) fn begins_search(&mut self, now: Instant) -> bool {
+        let is_recent = |at| now.duration_since(at) < BETWEEN_SEARCHES;
+        let is_due = !self.searched_at.is_some_and(is_recent);
+        if is_due {
+            self.searched_at = Some(now);
+        }
+        is_due
     }
 
     /// Looks again later, or gives up when the last probe has had no answer. Once bytes may bypass the

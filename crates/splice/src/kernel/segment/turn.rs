@@ -28,6 +28,9 @@ const ATTACHING_PAUSE: Duration = Duration::from_millis(16);
 /// How soon to try a pair again that something is short for, or that has no route for the moment.
 const SHORT_PAUSE: Duration = Duration::from_millis(500);
 
+/// How soon to look again at a pair whose sockets have looked for a route.
+const SEARCH_PAUSE: Duration = Duration::from_millis(1);
+
 /// How soon to look again at a pair that cannot change over now, since no segment may pass.
 const CLOSED_PAUSE: Duration = Duration::from_millis(64);
 
@@ -118,16 +121,17 @@ impl Segment {
             Some(_) => refused(Cause::Sockets, "a byte limit is set"),
             None => self.begin(pair.ends, pair.waker),
         };
-        let mut later = |pause| {
+        begun.map_err(|obstacle| {
+            let pause = match obstacle {
+                Obstacle::Ended => return refused_turn(&Cause::State.because(ENDED_BEFORE)),
+                Obstacle::Refused(refusal) => return refused_turn(&refusal),
+                Obstacle::NotNow => ATTACHING_PAUSE,
+                Obstacle::Unrouted => self.search_route(pair.ends, pair.now),
+                Obstacle::Short => SHORT_PAUSE,
+            };
             let at = pair.now + pause;
             self.begins_at = Some(at);
             wait_until(at)
-        };
-        begun.map_err(|obstacle| match obstacle {
-            Obstacle::Ended => refused_turn(&Cause::State.because(ENDED_BEFORE)),
-            Obstacle::NotNow => later(ATTACHING_PAUSE),
-            Obstacle::Unrouted | Obstacle::Short => later(SHORT_PAUSE),
-            Obstacle::Refused(refusal) => refused_turn(&refusal),
         })
     }
 
@@ -232,6 +236,7 @@ impl Segment {
             .watch(found, streams, noted, only_noted, is_admitted, now);
         let translation = match watched {
             Watched::Stays(progress) => return progress,
+            Watched::Unrouted => return Progress::Copying(self.search_route(ends, now)),
             Watched::Translatable(translation) => translation,
             Watched::Unseen {
                 side,
@@ -285,6 +290,18 @@ impl Segment {
         self.change_over.probed(now);
         ends.into_iter().for_each(probe);
         Ok(())
+    }
+
+    /// Has the sockets look for a route, now and then; returns how soon to look at the pair again. A route that the kernel drops
+    /// (`dst_dev_put`) leaves a socket without one until it sends.
+    fn search_route(&mut self, ends: [&Endpoint; 2], now: Instant) -> Duration {
+        match self.change_over.begins_search(now) {
+            true => {
+                ends.into_iter().for_each(probe);
+                SEARCH_PAUSE
+            }
+            false => SHORT_PAUSE,
+        }
     }
 
     fn begin_overlap(

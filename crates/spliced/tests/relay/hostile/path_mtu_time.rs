@@ -198,9 +198,7 @@ fn compare_idle(family: Family, link: Link, side: Side) {
     comparison.end();
 }
 
-// Now and then a pair is not spliced within 40 s, once the path was narrow before and is wide again.
 #[test]
-#[ignore = "soak: its pairs are not always spliced again"]
 fn beyond_a_router_towards_an_idle_server() {
     compare_idle(Family::V4, Link::BeyondARouter, Side::Server);
 }

@@ -17,6 +17,7 @@ mod counts;
 mod crash;
 mod damaged_segments;
 mod device;
+mod dropped_route;
 mod forged_segments;
 mod forwarded_icmp;
 mod frame;
