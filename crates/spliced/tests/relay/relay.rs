@@ -395,11 +395,14 @@ impl Relay {
             .collect()
     }
 
+    /// Of memory of its own. How much of its files is there changes with what else the machine does.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let status = self.file("status");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        kib.expect("VmRSS") << 10
+        kib.expect("RssAnon") << 10
     }
 
     /// How often its threads have gone to sleep.
