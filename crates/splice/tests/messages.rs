@@ -1,6 +1,7 @@
 //! Pairs of sockets that keep messages apart, and what holds for every socket without a reset.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
+use std::fs;
 use std::io::{ErrorKind as IoError, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,6 +13,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
     getpeername, recv, send, shutdown, socketpair, sockopt,
 };
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use splice::{
     Counters, Endpoint, EngineChoice, EngineName, ErrorKind, EventLoop, Handle, Kind, Limits,
     Options, Outcome, Reason, Side,
@@ -164,6 +166,37 @@ fn long_messages_arrive_whole() {
             assert_eq!(send(from, &text, SendFlags::empty()), Ok(bytes));
             assert!(message(&mut event_loop, to) == text, "{bytes} bytes differ");
         }
+    }
+}
+
+/// `net.core.wmem_max` bounds what the relay may send then: twice as much.
+#[test]
+fn without_the_right_messages_may_be_as_long_as_the_host_allows() {
+    if !available(Need::Root) {
+        return;
+    }
+    let most = fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap();
+    let most = 2 * most.trim().parse::<usize>().unwrap() - 32;
+    let mut event_loop = EventLoop::new().unwrap();
+    let ((a, near), (b, far)) = (messages(), messages());
+    sockopt::set_socket_send_buffer_size_force(&a, LONGEST_BYTES).unwrap();
+    // Of this thread only.
+    let mut rights = capabilities(None).unwrap();
+    rights.effective.remove(CapabilitySet::NET_ADMIN);
+    set_capabilities(None, rights).unwrap();
+    let pair = event_loop.join(near, far, &Options::default()).unwrap();
+    for bytes in [300_000, most.min(LONGEST_BYTES)] {
+        assert_eq!(send(&a, &vec![1; bytes], SendFlags::empty()), Ok(bytes));
+        assert_eq!(message(&mut event_loop, &b).len(), bytes);
+    }
+    // Kernels before 6.18 allow less than the longest, unless they are told otherwise.
+    if most < LONGEST_BYTES {
+        assert_eq!(
+            send(&a, &vec![1; most + 1], SendFlags::empty()),
+            Ok(most + 1)
+        );
+        let reason = outcome(&mut event_loop, &pair).reason;
+        assert_eq!(reason, Reason::MessageTooLong(Side::B));
     }
 }
 

@@ -122,17 +122,17 @@ impl Running {
         };
         let socket = self.ends.sides()[words.of.other().index()];
         let mut buffer = cx.carriers().buffers.take(Size::OF_DATAGRAM);
-        let mut reads = 0;
-        while reads < TURN_DROPS
-            && matches!(
-                recv(socket, buffer.space(usize::MAX), RecvFlags::DONTWAIT),
-                Ok((1.., _))
-            )
-        {
-            reads += 1;
+        let mut is_more = false;
+        for _ in 0..TURN_DROPS {
+            let received = recv(socket, buffer.space(usize::MAX), RecvFlags::DONTWAIT);
+            is_more = matches!(received, Ok((1.., _)));
+            // A message may be empty.
+            if !is_more && (received.is_err() || !socket.kind().keeps_messages()) {
+                break;
+            }
         }
         cx.carriers().buffers.give_back(buffer);
-        reads == TURN_DROPS
+        is_more
     }
 
     /// Ends a pair whose streams have ended: after last words, once the other peer has them.
