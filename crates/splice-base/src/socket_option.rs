@@ -415,6 +415,13 @@ pub fn is_at_mark(fd: impl AsFd) -> rustix::io::Result<bool> {
     }
 }
 
+/// Has every message that a socket reads come with the time of its arrival, as a control message (`SO_TIMESTAMP`). UNIX
+/// sockets with messages have it, also for what arrived before (`__sock_recv_timestamp`), and no other socket pays for it
+/// (`sock_needs_netstamp`).
+pub fn report_arrival(fd: impl AsFd) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMP, &1i32)
+}
+
 /// Sets `SO_RCVLOWAT`: a socket with fewer bytes is not readable.
 pub fn set_receive_low_mark(fd: impl AsFd, bytes: i32) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes)

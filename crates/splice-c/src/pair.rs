@@ -217,6 +217,7 @@ fn told(reason: Reason) -> (SpliceReason, Option<Errno>) {
             let errno = Errno::from_raw_os_error(errno);
             (SpliceReason::SpliceFailed, Some(errno))
         }
+        Reason::MessageTooLong(_) => (SpliceReason::SpliceFailed, Some(Errno::MSGSIZE)),
         Reason::Refused => (SpliceReason::SpliceFailed, Some(Errno::OPNOTSUPP)),
         _ => (SpliceReason::SpliceFailed, Some(Errno::CANCELED)),
     }

@@ -86,6 +86,9 @@ pub enum Reason {
     Undone,
     /// The bytes of a ring of one-way splices have gone round too often.
     Looped,
+    /// A message is longer than the send buffer of this side's UNIX socket may be: `net.core.wmem_max` bounds it without
+    /// CAP_NET_ADMIN.
+    MessageTooLong(Side),
     /// Another system call on this side's socket failed with this `errno`; `ETIMEDOUT` if
     /// keep-alive or retransmission found the peer gone.
     Failed {
@@ -106,6 +109,7 @@ impl Reason {
     pub(crate) fn of_echo(self) -> Self {
         match self {
             Self::Reset(_) => Self::Reset(Side::A),
+            Self::MessageTooLong(_) => Self::MessageTooLong(Side::A),
             Self::Failed { errno, .. } => Self::Failed {
                 side: Side::A,
                 errno,
@@ -145,6 +149,10 @@ impl fmt::Display for Reason {
             Self::Refused => f.write_str("refused by the engine"),
             Self::Undone => f.write_str("undone"),
             Self::Looped => f.write_str("looped"),
+            Self::MessageTooLong(side) => write!(
+                f,
+                "a message is too long for {side:?}: raise net.core.wmem_max or add CAP_NET_ADMIN"
+            ),
             Self::Failed { side, errno } => {
                 write!(
                     f,

@@ -7,9 +7,9 @@ use rustix::io::Errno;
 
 /// How much a direction reads at a time, in bytes. It begins with the first size and takes the next
 /// one when a read fills the buffer. 4 KiB is the page that a short message touches. Beyond 256 KiB
-/// a buffer does not fit the second-level cache of common CPUs. The last size is for messages, of which one is read whole:
-/// 4 MiB is what a sender may have in flight whose send buffer is as large as `net.core.wmem_max` allows by default on
-/// current kernels.
+/// a buffer does not fit the second-level cache of common CPUs. The last size is for messages, of which one is read whole.
+/// The kernel makes no longer one out of one piece of memory (`KMALLOC_MAX_SIZE`, 4 MiB on x86-64), and a UNIX socket sends
+/// hardly more than such a piece (`unix_dgram_sendmsg`).
 const SIZES_BYTES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 4 << 20];
 
 /// The largest size that a stream reads at a time.
@@ -99,12 +99,17 @@ enum State {
 }
 
 impl Buffer {
-    /// Whether it has the size for the next read.
+    /// Whether it has the size for the next read of a stream.
     pub(crate) fn suits_next(&self) -> bool {
         self.is_whole() && self.next_size() == self.size()
     }
 
-    /// Whether it has the memory that it was lent with.
+    /// Whether it is of this size. A trimmed one may be by chance, but of a smaller size than it was.
+    pub(crate) fn has(&self, size: Size) -> bool {
+        self.memory.len() == SIZES_BYTES[size.0 as usize]
+    }
+
+    /// Whether it has memory of one of the sizes that are lent: what it was lent with, unless it was trimmed.
     fn is_whole(&self) -> bool {
         SIZES_BYTES.contains(&self.memory.len())
     }

@@ -8,22 +8,24 @@
 //! own length ([`Buffers::trim`](super::buffer::Buffers::trim)).
 
 use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg, sockopt};
 
 use super::ReadOutcome;
 use super::buffer::Buffer;
 
+/// What the kernel wants of a UNIX socket's send buffer beyond a message, in bytes (`unix_dgram_sendmsg`).
+const BESIDE_MESSAGE_BYTES: usize = 32;
+
 /// How messages are to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Messages {
-    /// The source reports who sent a message (`SO_PASSCRED`): an empty message has a sender, and the end of the stream has
-    /// none. Without it, an empty message looks like the end.
-    pub(crate) tells_sender: bool,
+    /// The source reports when a message has arrived (`SO_TIMESTAMP`): an empty message has a time, and the end of the
+    /// stream has none. Without it, an empty message looks like the end.
+    pub(crate) tells_arrival: bool,
     /// The destination takes a part of a message that it has no room for, and reports `EAGAIN` as if it had taken none
     /// (VSOCK, `vsock_connectible_sendmsg`). What is sent next becomes the rest of that message.
     pub(crate) can_tear: bool,
@@ -39,9 +41,9 @@ impl Messages {
         buffer: &mut Buffer,
         source: BorrowedFd<'_>,
     ) -> Result<ReadOutcome, Errno> {
-        // Descriptors that come with a message have no room here: the kernel closes them.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
+        // There is no room for what comes with a message. The kernel closes descriptors, and says that it has left something
+        // out, as the time is (`put_cmsg`). So there is nothing to take apart.
+        let mut control = RecvAncillaryBuffer::default();
         let mut slices = [IoSliceMut::new(buffer.space(usize::MAX))];
         let message = match recvmsg(source, &mut slices, &mut control, RecvFlags::DONTWAIT) {
             Ok(message) => message,
@@ -51,8 +53,8 @@ impl Messages {
         if message.flags.contains(ReturnFlags::TRUNC) {
             return Err(Errno::MSGSIZE);
         }
-        let has_sender = self.tells_sender && control.drain().next().is_some();
-        if message.bytes == 0 && !has_sender {
+        let has_arrived = self.tells_arrival && message.flags.contains(ReturnFlags::CTRUNC);
+        if message.bytes == 0 && !has_arrived {
             return Ok(ReadOutcome::EndOfStream);
         }
         buffer.took_datagram(message.bytes);
@@ -62,15 +64,21 @@ impl Messages {
     /// Sends the message in `buffer`.
     ///
     /// # Errors
-    /// `EAGAIN` if nothing of it was sent, for want of room. `EMSGSIZE` also if a part of it was sent: nobody is told
-    /// how much, so the connection cannot go on.
+    /// `EAGAIN` if nothing of it was sent, for want of room. `EMSGSIZE` if a UNIX socket's send buffer may not be as large as
+    /// it needs. `EMSGSIZE` also if VSOCK has sent a part of it: nobody is told how much, so the connection cannot go on.
     pub(crate) fn drain(
         self,
         buffer: &mut Buffer,
         destination: BorrowedFd<'_>,
     ) -> Result<usize, Errno> {
         if !self.can_tear {
-            return buffer.drain(destination);
+            return match buffer.drain(destination) {
+                Err(Errno::MSGSIZE) => {
+                    make_room(destination, buffer.bytes().len());
+                    buffer.drain(destination)
+                }
+                other => other,
+            };
         }
         // With no room at all, no part is sent either.
         if !has_room(destination)? {
@@ -81,6 +89,15 @@ impl Messages {
             _ => errno,
         })
     }
+}
+
+/// Enlarges a UNIX socket's send buffer for a message of so many bytes, as far as `net.core.wmem_max` or CAP_NET_ADMIN allows.
+fn make_room(socket: BorrowedFd<'_>, message_bytes: usize) {
+    // The kernel doubles the value (socket(7)).
+    let bytes = (message_bytes + BESIDE_MESSAGE_BYTES).div_ceil(2);
+    // The message shows whether it was enough.
+    let _ = sockopt::set_socket_send_buffer_size_force(socket, bytes)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes));
 }
 
 fn has_room(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
@@ -96,14 +113,15 @@ mod tests {
 
     use rustix::net::{
         AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
-        socketpair, sockopt,
+        socketpair,
     };
+    use splice_base::socket_option::report_arrival;
 
     use super::*;
     use crate::carrier::buffer::{Buffers, Size};
 
     const MESSAGES: Messages = Messages {
-        tells_sender: true,
+        tells_arrival: true,
         can_tear: false,
     };
 
@@ -115,7 +133,7 @@ mod tests {
             None,
         )
         .unwrap();
-        sockopt::set_socket_passcred(&other, true).unwrap();
+        report_arrival(&other).unwrap();
         [one, other]
     }
 

@@ -3,8 +3,9 @@
 //! ```text
 //!                EOF read                 nothing in flight: EOF passed on
 //! Flowing ─────────────────────▶ Ending ────────────────────────────────────────▶ Ended
-//!    │ byte limit taken             ▲
-//!    └──────────────────────────────┘
+//!    │ byte limit taken             ▲                                              ▲
+//!    ├──────────────────────────────┘                                              │
+//!    └──the destination takes nothing any more─────────────────────────────────────┘
 //! ```
 //!
 //! A direction reads up to its mark and stops there. The kernel moves what comes after the mark, or
@@ -28,7 +29,7 @@ pub(crate) use self::carrier_choice::{CarrierChoice, CarriersUsed};
 pub(crate) use self::conduit::{Conduit, TURN_READS};
 use self::in_flight::InFlight;
 pub(crate) use self::progress::{Progress, SocketError};
-use crate::carrier::buffer::Size;
+use crate::carrier::buffer::{Buffer, Size};
 use crate::carrier::peek;
 use crate::carrier::uring::{self, ReadHint};
 use crate::carrier::{Carriers, ReadOutcome};
@@ -140,6 +141,11 @@ impl Direction {
 
     pub(crate) fn destination_became(&mut self, readiness: Readiness) {
         self.destination_ready |= readiness.is_writable();
+    }
+
+    /// The destination takes nothing any more, and what is in flight is lost.
+    pub(crate) fn give_up(&mut self) {
+        self.state = State::Ended;
     }
 
     /// The kernel has moved so many bytes since, and with `has_ended` the end of the stream. The source may have another
@@ -433,7 +439,7 @@ impl Direction {
         match &self.in_flight {
             InFlight::Lane(_) => return most_bytes,
             InFlight::Pipe(_) if by_pipe => return most_bytes,
-            InFlight::Buffer(buffer) if !by_pipe && buffer.suits_next() => return most_bytes,
+            InFlight::Buffer(buffer) if !by_pipe && self.suits_next(buffer) => return most_bytes,
             _ => self.put_down(carriers),
         }
         self.in_flight = match by_pipe.then(|| carriers.pipes.take()) {
@@ -448,6 +454,14 @@ impl Direction {
             }
         };
         most_bytes
+    }
+
+    /// Whether `buffer` has the size for the next read. That of messages does not depend on how long the last one was.
+    fn suits_next(&self, buffer: &Buffer) -> bool {
+        match self.carrier_choice {
+            CarrierChoice::Messages(_) => buffer.has(self.size),
+            _ => buffer.suits_next(),
+        }
     }
 
     fn put_down(&mut self, carriers: &mut Carriers) {

@@ -80,8 +80,8 @@ pub struct Endpoint {
     shared: bool,
     /// A protocol is stacked on TCP in the kernel (`TCP_ULP`), as kTLS is.
     layered: bool,
-    /// The socket reports who sent a message.
-    tells_sender: bool,
+    /// The socket reports when a message has arrived.
+    tells_arrival: bool,
     /// Atomic, since a source may be its own destination; only one loop changes them.
     receive_bounded: AtomicBool,
     send_bounded: AtomicBool,
@@ -147,9 +147,10 @@ impl Endpoint {
     /// which `new` looks for.
     pub fn prepared(fd: OwnedFd, kind: Kind) -> Self {
         Self {
-            // A socket that is not connected yet would get a name with it (`unix_stream_connect`).
-            tells_sender: kind == Kind::UnixSeqpacket
-                && sockopt::set_socket_passcred(&fd, true).is_ok(),
+            // Credentials would tell messages, too. But to ask for them gives the socket a name once it sends
+            // (`unix_dgram_sendmsg`), which its peer would see.
+            tells_arrival: kind == Kind::UnixSeqpacket
+                && socket_option::report_arrival(&fd).is_ok(),
             fd,
             kind,
             shared: false,
@@ -171,8 +172,8 @@ impl Endpoint {
         self.kind
     }
 
-    pub(crate) fn tells_sender(&self) -> bool {
-        self.tells_sender
+    pub(crate) fn tells_arrival(&self) -> bool {
+        self.tells_arrival
     }
 
     pub(crate) fn is_shared(&self) -> bool {
@@ -207,6 +208,15 @@ impl Endpoint {
         }
         keepalive.set_on(&self.fd)?;
         user_timeout.map_or(Ok(()), |timeout| timeout.set_on(&self.fd))
+    }
+
+    /// Tells the peer that nothing of what it sends is read any more, if the protocol can: its next write fails.
+    pub(crate) fn refuse_more(&self) {
+        // TCP has no way to say so (`tcp_shutdown`).
+        if !self.kind.is_tcp() {
+            // It fails only on a socket that is not connected any more.
+            let _ = shutdown(&self.fd, Shutdown::Read);
+        }
     }
 
     /// Sends EOF after the bytes that were already written.
@@ -285,9 +295,9 @@ impl Endpoint {
         }
     }
 
-    /// Stops the growth of the send buffer in the same way.
+    /// Stops the growth of the send buffer in the same way. That of a UNIX socket with messages grows only with these.
     pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {
-        if self.send_bounded.load(Ordering::Relaxed) {
+        if self.send_bounded.load(Ordering::Relaxed) || self.kind == Kind::UnixSeqpacket {
             return;
         }
         if sockopt::socket_send_buffer_size(&self.fd).is_ok_and(|size| size > most_bytes / 2) {

@@ -56,6 +56,11 @@ impl Meter {
         }
     }
 
+    /// How long ago the pair began.
+    pub(crate) fn lasted(&self) -> Duration {
+        self.began_at.elapsed()
+    }
+
     /// Only the loop that owns the pair calls this.
     pub(crate) fn set(&self, direction: usize, bytes: u64) {
         self.moved_bytes[direction].store(bytes, Ordering::Relaxed);

@@ -98,6 +98,10 @@ pub(crate) fn words(reason: Reason) -> String {
     match reason {
         Reason::EndOfStream => "end of stream".into(),
         Reason::Reset(side) => format!("reset by {}", name(side)),
+        Reason::MessageTooLong(side) => format!(
+            "a message is too long for the {}: raise net.core.wmem_max or add CAP_NET_ADMIN",
+            name(side)
+        ),
         Reason::Failed { side, errno } => {
             let error = std::io::Error::from_raw_os_error(errno);
             format!("{} failed: {error}", name(side))

@@ -347,8 +347,12 @@ impl From<Reason> for Ending {
             Reason::EndOfStream | Reason::ByteLimit => Self::EndOfStream,
             Reason::Reset(Side::A) => Self::ResetByClient,
             Reason::Reset(Side::B) => Self::ResetByTarget,
-            Reason::Failed { side: Side::A, .. } => Self::ClientFailed,
-            Reason::Failed { side: Side::B, .. } => Self::TargetFailed,
+            Reason::Failed { side: Side::A, .. } | Reason::MessageTooLong(Side::A) => {
+                Self::ClientFailed
+            }
+            Reason::Failed { side: Side::B, .. } | Reason::MessageTooLong(Side::B) => {
+                Self::TargetFailed
+            }
             Reason::Idle => Self::Idle,
             Reason::HalfClosed => Self::HalfClosed,
             Reason::Refused => Self::RefusedByEngine,

@@ -1,23 +1,28 @@
 //! Sockets with connections and message boundaries, and VSOCK.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 
-use netlab::Scratch;
-use rustix::io::Errno;
+use netlab::{Need, Scratch, available};
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept,
-    bind, connect, listen, recv, send, shutdown, socket_with, sockopt,
+    bind, connect, getpeername, listen, recv, send, shutdown, socket_with, sockopt,
 };
 use rustix::process::Signal;
 
 use crate::log::Log;
-use crate::patience::{PATIENCE, until};
+use crate::patience::{PATIENCE, until, until_found};
 use crate::payload::Payload;
 use crate::relay::{CUT_SHORT, Relay, command};
 use crate::usage::failure;
 
-/// Around what changes the way of a message; a socket's send buffer takes the longest.
+/// Around what changes the way of a message; the send buffer of a new socket takes the longest.
 const SIZES: [usize; 7] = [1, 0, 64, 4096, 65_536, 0, 150_000];
+
+/// The longest message that is passed on.
+const LONGEST: usize = 4 << 20;
 
 pub(crate) fn at(scratch: &Scratch, name: &str) -> String {
     format!("seqpacket:{}", scratch.path().join(name).display())
@@ -66,7 +71,7 @@ pub(crate) fn accepted(server: &OwnedFd) -> OwnedFd {
 
 /// A message; an empty one is also what the end of the stream looks like.
 pub(crate) fn message(socket: &OwnedFd) -> Vec<u8> {
-    let mut buffer = vec![0; 300_000];
+    let mut buffer = vec![0; LONGEST + 1];
     let (_, length) = recv(socket, &mut buffer[..], RecvFlags::empty()).expect("a message");
     buffer.truncate(length);
     buffer
@@ -112,6 +117,89 @@ fn messages_keep_their_boundaries_and_each_direction_ends_by_itself() {
     assert_eq!(entry["outcome"], "end of stream");
     relay.terminate();
     assert!(!scratch.path().join("relay").exists());
+}
+
+/// The send buffers of the relay grow with the messages.
+#[test]
+fn the_longest_messages_arrive_whole() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("long-seqpacket").expect("a directory");
+    let server = server(&scratch);
+    let _relay = relay(&scratch, &[]);
+    let client = connected(&scratch);
+    let far = accepted(&server);
+    for peer in [&client, &far] {
+        sockopt::set_socket_send_buffer_size_force(peer, LONGEST).expect("a buffer");
+    }
+    for (salt, size) in (0..).zip([212_961, 1 << 20, 7, LONGEST]) {
+        let text = Payload::new(salt).bytes(size);
+        for (from, to) in [(&client, &far), (&far, &client)] {
+            send(from, &text, SendFlags::empty()).expect("it is sent");
+            assert!(message(to) == text, "{size} bytes differ");
+        }
+    }
+}
+
+/// A server that closes with something unread has its last messages delivered, and its socket has no name.
+#[test]
+fn last_messages_arrive_and_servers_see_no_strange_name() {
+    let scratch = Scratch::new("last-seqpacket").expect("a directory");
+    let log = Log::below(&scratch);
+    let server = server(&scratch);
+    let _relay = relay(&scratch, &["--access-log", &log.path]);
+    let client = connected(&scratch);
+    let far = accepted(&server);
+    send(&client, b"read", SendFlags::empty()).expect("it is sent");
+    assert_eq!(message(&far), b"read");
+    let name = SocketAddrUnix::try_from(getpeername(&far).expect("a peer").expect("an address"));
+    let name = name.expect("a UNIX socket");
+    assert!(name.path().is_none(), "{name:?}");
+    assert!(
+        name.abstract_name().is_none_or(<[u8]>::is_empty),
+        "{name:?}"
+    );
+    send(&client, b"unread", SendFlags::empty()).expect("it is sent");
+    until("it arrives", || {
+        ioctl_fionread(&far).is_ok_and(|bytes| bytes == 6)
+    });
+    for text in [&b"last"[..], b"words"] {
+        send(&far, text, SendFlags::empty()).expect("it is sent");
+    }
+    drop(far);
+    for text in [&b"last"[..], b"words", b""] {
+        assert_eq!(message(&client), text);
+    }
+    let entry = until_found("it is logged", || log.entries().into_iter().next());
+    assert_eq!(entry["outcome"], "reset by target");
+    assert_eq!(entry["target_to_client_messages"], 2);
+}
+
+/// Both kinds of listeners keep it while they drain: a client is refused, and whoever starts at the path takes it over.
+#[test]
+fn the_file_of_a_listener_goes_with_the_process() {
+    for kind in ["unix", "seqpacket"] {
+        let scratch = Scratch::new("draining-file").expect("a directory");
+        let [near, far] = ["relay", "target"].map(|name| scratch.path().join(name));
+        let address = |path: &Path| format!("{kind}:{}", path.display());
+        let server: OwnedFd = match kind {
+            "unix" => UnixListener::bind(&far).expect("it listens").into(),
+            _ => server(&scratch),
+        };
+        let mut relay = Relay::between(&address(&near), &address(&far), &[]);
+        let client: OwnedFd = match kind {
+            "unix" => UnixStream::connect(&near).expect("it connects").into(),
+            _ => connected(&scratch),
+        };
+        let far = accepted(&server);
+        relay.signal(Signal::TERM);
+        relay.wait_logged("no longer accepting");
+        assert!(near.exists(), "{kind}");
+        drop((client, far));
+        assert_eq!(relay.wait_end().code(), Some(0));
+        assert!(!near.exists(), "{kind}");
+    }
 }
 
 /// A receiver that does not read holds its sender up, and nothing is lost.

@@ -3,7 +3,7 @@
 
 use super::Running;
 use crate::direction::CarrierChoice;
-use crate::kernel::Watch;
+use crate::kernel::{DirectionView as _, Watch};
 use crate::outcome::{Reason, Side};
 use crate::reactor::Context;
 
@@ -36,10 +36,13 @@ impl Running {
         for from in Side::BOTH {
             let to = self.ends.across(from);
             let direction = &self.directions[from.index()];
-            if !direction.is_blocked_on_ring() {
+            if direction.has_ended() || !direction.is_blocked_on_ring() {
                 continue;
             }
-            if let Some(errno) = direction.source_error_on_ring(cx.carriers()) {
+            // Of others than TCP the reset waits behind the bytes that wait for room.
+            if self.ends.sides()[from.index()].kind().is_tcp()
+                && let Some(errno) = direction.source_error_on_ring(cx.carriers())
+            {
                 return Err(Reason::of_errno(from, errno));
             }
             self.watch(cx, to, Watch::EndsAndRoom)?;

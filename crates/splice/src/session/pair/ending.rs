@@ -110,7 +110,7 @@ impl Running {
             messages: self.status.meter.read_messages(),
             engine: name,
             why_engine: why,
-            duration: self.joined_at.elapsed(),
+            duration: self.status.meter.lasted(),
         };
         if let Some(on_end) = self.on_end {
             on_end(outcome.clone());

@@ -86,7 +86,7 @@ impl Ends {
         let between = |source: &Endpoint, destination: &Endpoint| {
             Direction::new(match source.kind().keeps_messages() {
                 true => CarrierChoice::Messages(Messages {
-                    tells_sender: source.tells_sender(),
+                    tells_arrival: source.tells_arrival(),
                     can_tear: destination.kind().is_vsock(),
                 }),
                 false => carrier_choice,

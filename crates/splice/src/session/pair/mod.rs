@@ -22,7 +22,8 @@
 //!
 //! A kernel engine that was chosen by name is tried from the start. [`State`] is all of these but
 //! the last: then [`Pair`] has nothing. At the end the pair reports the reason and closes both ends:
-//! in order if both streams have reached EOF, otherwise with a reset.
+//! in order if both streams have reached EOF, otherwise with a reset. What the peer of a UNIX or VSOCK socket has sent before that
+//! failed is passed on first (`last_words.rs`).
 
 mod aftermath;
 mod carriers;
@@ -31,6 +32,7 @@ mod ending;
 pub(crate) mod ends;
 mod half_close;
 mod idle;
+mod last_words;
 pub(crate) mod promotion;
 mod state;
 mod turn;
@@ -43,6 +45,7 @@ pub(crate) use self::choice::BY_NAME;
 use self::ends::Ends;
 use self::half_close::HalfClose;
 use self::idle::Idle;
+use self::last_words::{Call, Failure, LastWords};
 use self::promotion::{Promotion, Trigger};
 use self::state::State;
 use super::meter::Stream;
@@ -74,11 +77,12 @@ struct Running {
     watched: [Option<Watch>; 2],
     pipe_after_bytes: u64,
     byte_limit: Option<u64>,
-    joined_at: Instant,
     /// With a limit on that: how long no byte has moved.
     idle: Option<Idle>,
     /// With a limit on that: how long the pair has been half-closed.
     half_close: Option<Box<HalfClose>>,
+    /// Once the socket of a side has failed that still has some.
+    last_words: Option<Box<LastWords>>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
 }
@@ -126,12 +130,12 @@ impl Pair {
             watched: registered.map_or([None; 2], |_| [Some(Watch::Stream); 2]),
             pipe_after_bytes: options.promote_after_bytes,
             byte_limit: options.limits.byte_limit,
-            joined_at: now,
             idle: options
                 .limits
                 .idle_timeout
                 .and_then(|after| Idle::new(after, now)),
             half_close: half_close.map(Box::new),
+            last_words: None,
             status,
             on_end,
         };
@@ -228,7 +232,9 @@ impl Running {
         if readiness.has_error()
             && let Some(errno) = self.ends.sides()[side.index()].take_error()
         {
-            return Err(Reason::of_errno(side, errno));
+            let call = Call::TakeError;
+            self.hear_out(cx, Failure { side, errno, call })?;
+            return Ok(Step::Again);
         }
         Ok(step)
     }
@@ -247,8 +253,10 @@ impl Running {
             Err(Reason::ByteLimit) => return self.part(cx),
             pumped => pumped?,
         };
+        let is_turn_over = is_turn_over | self.drop_answers(cx);
         if self.directions.iter().all(Direction::has_ended) {
-            return Err(Reason::EndOfStream);
+            let step = self.end_of_streams(cx)?;
+            return Ok(if is_turn_over { Step::Again } else { step });
         }
         self.note_ended_stream(cx);
         self.watch_room(cx)?;
@@ -271,12 +279,14 @@ impl Running {
         let keeps_messages = self.ends.keep_messages();
         let sides = self.ends.sides();
         let mut is_turn_over = false;
-        let mut failed = None;
+        let mut failures: [Option<Failure>; 2] = [None; 2];
         for from in Side::BOTH {
             let to = self.ends.across(from);
-            // A duplicate of the descriptor keeps the close from sending EOF.
-            let closing =
-                self.directions[from.other().index()].has_ended() && !sides[to.index()].is_shared();
+            // A duplicate of the descriptor keeps the close from sending EOF. Last words end with a reset.
+            let closing = self.last_words.is_some()
+                || failures.iter().any(Option::is_some)
+                || self.directions[from.other().index()].has_ended()
+                    && !sides[to.index()].is_shared();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
             let messages = self.status.meter.messages(from.index());
@@ -323,23 +333,25 @@ impl Running {
                     at_destination,
                     errno,
                 }) => {
-                    let side = if at_destination { to } else { from };
-                    let engine = self.state.engine();
-                    let reset_by = engine.and_then(|engine| engine.reset_by());
-                    let reason =
-                        reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset);
-                    // Where there is no reset, its last words are still to be read.
-                    if !at_destination || sides[to.index()].kind().is_tcp() {
-                        return Err(reason);
+                    let (side, call) = match at_destination {
+                        true => (to, Call::Write),
+                        false => (from, Call::Read),
+                    };
+                    failures[from.index()] = Some(Failure { side, errno, call });
+                    if sides[side.index()].kind().is_tcp() {
+                        break;
                     }
-                    failed = Some(reason);
                 }
             }
             if limit == Some(after) {
                 return Err(Reason::ByteLimit);
             }
         }
-        failed.map_or(Ok(is_turn_over), Err)
+        for failure in failures.into_iter().flatten() {
+            self.hear_out(cx, failure)?;
+            is_turn_over = true;
+        }
+        Ok(is_turn_over)
     }
 
     fn given_bytes(&self) -> u64 {
@@ -369,6 +381,7 @@ impl Running {
         let wanted = [
             self.idle.as_ref().map(Idle::look_at),
             self.half_close_look_at(cx.now()),
+            self.last_words_look_at(),
             self.ask_at(),
             self.state.engaged().and_then(|engaged| engaged.look_at),
         ];
@@ -386,6 +399,7 @@ impl Running {
         if self.is_half_closed_for_too_long(now) {
             return Err(Reason::HalfClosed);
         }
+        let is_to_look = self.look_at_last_words(now)?;
         let mut step = Step::Wait;
         let look_at = self.state.engaged().map(|engaged| &mut engaged.look_at);
         let is_engines_turn = look_at.is_some_and(|at| at.take_if(|at| *at <= now).is_some());
@@ -393,7 +407,7 @@ impl Running {
         if is_to_ask {
             self.ask(cx, Trigger::Deadline);
         }
-        if is_to_ask || is_engines_turn {
+        if is_to_ask || is_engines_turn || is_to_look {
             step = self.pump(cx)?;
         }
         // A parting pair has a deadline of its own.
