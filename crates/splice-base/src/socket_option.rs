@@ -280,6 +280,51 @@ pub fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> crate::Resu
     }
 }
 
+/// How long a VSOCK socket may take to connect, 2 s unless it is said: `SO_VM_SOCKETS_CONNECT_TIMEOUT`.
+///
+/// # Errors
+/// `EDOM` for a time that is too long for the kernel (`vsock_connectible_setsockopt`), or zero.
+pub fn set_vsock_connect_timeout(fd: impl AsFd, time: Duration) -> rustix::io::Result<()> {
+    let time = libc::timeval {
+        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_usec: time.subsec_micros().into(),
+    };
+    set(fd.as_fd(), libc::AF_VSOCK, CONNECT_TIMEOUT, &time)
+}
+
+/// `SO_VM_SOCKETS_CONNECT_TIMEOUT_OLD` in linux/vm_sockets.h, whose value is a `timeval` of the architecture; the libc crate
+/// lacks it.
+const CONNECT_TIMEOUT: i32 = 6;
+
+/// What [`set_vsock_connect_timeout`] has set.
+#[cfg(feature = "test")]
+pub fn vsock_connect_timeout(fd: impl AsFd) -> rustix::io::Result<Duration> {
+    // A `timeval` of two 64-bit integers.
+    let mut halves = [0i32; 4];
+    get(fd.as_fd(), libc::AF_VSOCK, CONNECT_TIMEOUT, &mut halves)?;
+    let [seconds, _, microseconds, _] = halves.map(i32::cast_unsigned);
+    Ok(Duration::from_secs(seconds.into()) + Duration::from_micros(microseconds.into()))
+}
+
+/// The context identifier of this machine for VSOCK (`IOCTL_VM_SOCKETS_GET_LOCAL_CID`): one from 3 on in a guest, 2 on a
+/// host of guests, and 1 on a machine that only reaches itself (`vsock_dev_do_ioctl`).
+///
+/// # Errors
+/// If there is no `/dev/vsock`, or it may not be opened.
+pub fn vsock_local_cid() -> rustix::io::Result<u32> {
+    // `_IO(7, 0xb9)` in linux/vm_sockets.h; the libc crate lacks it.
+    const GET_LOCAL_CID: libc::c_ulong = 0x7b9;
+    let device = fs::File::open("/dev/vsock");
+    let device = device.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let mut cid: u32 = 0;
+    // SAFETY: the kernel writes one `u32`, which outlives the call.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), GET_LOCAL_CID as _, &raw mut cid) };
+    match result {
+        0 => Ok(cid),
+        _ => Err(last_error()),
+    }
+}
+
 /// Sets `SO_ZEROCOPY`.
 #[cfg(feature = "test")]
 pub fn set_zero_copy(fd: impl AsFd) -> rustix::io::Result<()> {
@@ -472,7 +517,7 @@ pub(crate) fn get(
 
 pub(crate) fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Errno> {
     // SAFETY: `value` outlives the call and its size is given with it. The options set here take
-    // integers.
+    // integers, or a structure of them.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),

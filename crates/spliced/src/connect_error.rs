@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+use splice::Kind;
 
+use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
 /// What an error says.
@@ -50,6 +52,17 @@ pub(crate) fn as_of_tcp(errno: Errno, address: &SocketAddress) -> Errno {
     }
 }
 
+/// `errno` of a connection to an address of this kind, in words: `ENODEV` of VSOCK has two causes, which nothing tells apart
+/// (`vsock_assign_transport`, `vhost_transport_send_pkt`).
+pub(crate) fn told(errno: Errno, kind: Option<Kind>) -> String {
+    match (errno, kind) {
+        (Errno::NODEV, Some(kind)) if kind.is_vsock() => {
+            "no machine that runs has this context identifier, or this host lacks the VSOCK transport to it".into()
+        }
+        _ => words(errno),
+    }
+}
+
 /// Of an error that connect(2) has returned at once.
 pub(crate) fn of_connect(errno: Errno, address: &SocketAddress) -> Fault {
     match errno {
@@ -64,6 +77,8 @@ pub(crate) fn of_connect(errno: Errno, address: &SocketAddress) -> Fault {
         | Errno::NOENT
         | Errno::NOTDIR
         | Errno::PROTOTYPE => Fault::Server,
+        // The machine is off, or its transport has no SEQPACKET. If this host lacks the transport, another server may do.
+        Errno::NODEV | Errno::SOCKTNOSUPPORT if address.kind().is_vsock() => Fault::Server,
         Errno::ADDRNOTAVAIL if lacks_address_for(address) => Fault::NoWay,
         // An unknown error must not take down a server.
         _ => Fault::Shortage,
@@ -114,6 +129,12 @@ mod tests {
         for (address, meant) in [(&address, Errno::CONNRESET), (&vsock, Errno::CONNREFUSED)] {
             assert_eq!(as_of_tcp(Errno::CONNRESET, address), meant);
             assert_eq!(as_of_tcp(Errno::TIMEDOUT, address), Errno::TIMEDOUT);
+        }
+        // Over TCP it is a matter of an interface.
+        for (address, fault) in [(&address, Fault::Shortage), (&vsock, Fault::Server)] {
+            assert_eq!(of_connect(Errno::NODEV, address), fault, "{address}");
+            let told = told(Errno::NODEV, Some(address.kind()));
+            assert_eq!(told.contains("VSOCK"), fault == Fault::Server, "{told}");
         }
         assert_eq!(of_connect(Errno::CONNREFUSED, &address), Fault::Server);
         assert_eq!(of_connect(Errno::NETUNREACH, &address), Fault::Server);

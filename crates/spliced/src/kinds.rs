@@ -69,20 +69,22 @@ fn refuse_on_connections(listen: &Address, target: &Address, args: &RelayArgs) -
                 args.engine
             ));
         }
+        if listen == target {
+            return refuse(&format!(
+                "the target {target} is this relay itself; choose another target"
+            ));
+        }
+    }
+    if !listen.is_tcp() || !target.is_tcp() {
         if args.bypass_firewall {
             return refuse("--bypass-firewall is for TCP; leave it out");
         }
         if args.from_syn {
             return refuse("--from-syn is for TCP; leave it out");
         }
-        if !listen.is_tcp() && !target.is_tcp() {
-            refuse_those_of_tcp(args)?;
-        }
-        if listen == target {
-            return refuse(&format!(
-                "the target {target} is this relay itself; choose another target"
-            ));
-        }
+    }
+    if !listen.is_tcp() && !target.is_tcp() {
+        refuse_those_of_tcp(args)?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::io::Errno;
 use rustix::net::bind;
+use splice_base::socket_option::set_vsock_connect_timeout;
 
 use crate::plan::{BackendPlan, Source};
 use crate::socket_address::SocketAddress;
@@ -46,6 +47,12 @@ impl Outgoing {
         server: &SocketAddress,
         client: Option<IpAddr>,
     ) -> Result<(), Errno> {
+        if server.vsock().is_some() {
+            // The kernel gives up after 2 s otherwise. Whoever connects knows when that is too long.
+            let of_checks = plan.health.as_ref().map(|health| health.timeout);
+            let longest = plan.connect_timeout.max(of_checks.unwrap_or_default());
+            set_vsock_connect_timeout(socket, longest)?;
+        }
         let SocketAddress::Inet(server) = server else {
             return Ok(());
         };
@@ -105,10 +112,14 @@ fn from_nix(errno: nix::errno::Errno) -> Errno {
 mod tests {
     use std::net::TcpListener;
 
+    use std::time::Duration;
+
     use rustix::net::getsockname;
-    use splice::Address;
+    use splice::{Address, VsockAddress};
+    use splice_base::socket_option::vsock_connect_timeout;
 
     use super::*;
+    use crate::plan::{Check, HealthPlan};
 
     fn plan(source: Source) -> BackendPlan {
         let address: Address = "127.0.0.1:80".parse().expect("an address");
@@ -136,6 +147,39 @@ mod tests {
             .collect();
         let [first, second] = ["127.0.0.8", "127.0.0.9"].map(|text| Some(text.to_owned()));
         assert_eq!(sources, [first.clone(), second.clone(), first, second]);
+    }
+
+    #[test]
+    fn a_vsock_server_has_the_time_of_whoever_connects_for_longest() {
+        let vsock = VsockAddress { cid: 2, port: 1 };
+        let probe = SocketAddress::Vsock(vsock).socket();
+        let why = probe.err().map(|errno| format!("no VSOCK: {errno}"));
+        if !netlab::present("vsock", why) {
+            return;
+        }
+        let mut plan = plan(Source::Host);
+        for (of_clients, of_checks, longest) in [(9, None, 9), (9, Some(7), 9), (9, Some(11), 11)] {
+            plan.connect_timeout = Duration::from_secs(of_clients);
+            plan.health = of_checks.map(|seconds| HealthPlan {
+                check: Check::Tcp,
+                every: Duration::from_secs(60),
+                timeout: Duration::from_secs(seconds),
+                rise: 1,
+                fall: 1,
+            });
+            for server in [
+                SocketAddress::Vsock(vsock),
+                SocketAddress::VsockSeqpacket(vsock),
+            ] {
+                let socket = Outgoing::default().socket(&plan, &server, None);
+                let socket = socket.expect("a socket");
+                assert_eq!(
+                    vsock_connect_timeout(&socket),
+                    Ok(Duration::from_secs(longest)),
+                    "{server}"
+                );
+            }
+        }
     }
 
     #[test]

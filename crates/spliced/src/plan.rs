@@ -397,6 +397,15 @@ impl BackendPlan {
         self.servers.iter().all(is_vsock)
     }
 
+    /// Whether none of its servers is reached by IP. Without servers that is not known.
+    pub(crate) fn is_without_ip(&self) -> bool {
+        let is_other = |server: &ServerPlan| {
+            let address = server.address.fixed();
+            address.is_some_and(|address| !matches!(address, Address::Inet { .. }))
+        };
+        !self.servers.is_empty() && self.servers.iter().all(is_other)
+    }
+
     /// Whether its servers take datagrams.
     pub(crate) fn is_of_datagrams(&self) -> bool {
         self.traffic() == Traffic::Datagrams

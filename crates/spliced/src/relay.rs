@@ -451,7 +451,7 @@ impl Running {
                         tracing::info!(
                             "no longer accepting; {} left with {} to end; a second signal, at least \
                              a second after the first, ends the relay at once",
-                            connections(open.count() as u64),
+                            both(open.count(), self.deployment.datagram_sessions()),
                             humantime::format_duration(timeout)
                         );
                         let sender = sender.clone();
@@ -464,6 +464,37 @@ impl Running {
                 Some(Event::Reopen | Event::Reload | Event::Asked(_)) => {}
                 None => return over("the drain timeout was over"),
             }
+        }
+    }
+}
+
+/// How many there are of both, of which `sessions` are of datagrams.
+fn both(all: usize, sessions: usize) -> String {
+    // One may have ended since all were counted.
+    let of_streams = all.saturating_sub(sessions);
+    let (connections, told) = (connections(of_streams as u64), counted(sessions, "session"));
+    match (of_streams, sessions) {
+        (_, 0) => connections,
+        (0, _) => told,
+        (_, _) => format!("{connections} and {told}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_and_sessions_are_told_by_their_names() {
+        for (all, sessions, told) in [
+            (0, 0, "0 connections"),
+            (1, 0, "1 connection"),
+            (3, 3, "3 sessions"),
+            (4, 3, "1 connection and 3 sessions"),
+            (3, 1, "2 connections and 1 session"),
+            (0, 1, "1 session"),
+        ] {
+            assert_eq!(both(all, sessions), told);
         }
     }
 }

@@ -28,6 +28,9 @@ pub(crate) enum SocketAddress {
 /// `VMADDR_CID_LOCAL` (vsock(7)): this machine itself.
 pub(crate) const LOCAL_CID: u32 = 1;
 
+/// `VMADDR_CID_HOST` (vsock(7)): the host, for its guests and for itself.
+pub(crate) const HOST_CID: u32 = 2;
+
 impl SocketAddress {
     /// The addresses to listen on for `address`.
     pub(crate) fn to_listen(address: &Address) -> Result<Vec<Self>> {
@@ -147,6 +150,14 @@ impl SocketAddress {
     pub(crate) fn inet(&self) -> Option<SocketAddr> {
         match self {
             Self::Inet(inet) => Some(*inet),
+            _ => None,
+        }
+    }
+
+    /// The address, if it is one of VSOCK.
+    pub(crate) fn vsock(&self) -> Option<VsockAddress> {
+        match self {
+            Self::Vsock(vsock) | Self::VsockSeqpacket(vsock) => Some(*vsock),
             _ => None,
         }
     }

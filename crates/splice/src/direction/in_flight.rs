@@ -68,7 +68,13 @@ impl InFlight {
                 context.drain(buffer, destination)
             }
             (Self::Buffer(buffer), ..) => match choice {
-                CarrierChoice::Messages(messages) => messages.drain(buffer, destination),
+                CarrierChoice::Messages(messages) => {
+                    // VSOCK sends nothing for it, and reports that it did (`vsock_connectible_sendmsg`): it would be lost.
+                    if messages.can_tear && buffer.bytes().is_empty() {
+                        return Err(Errno::OPNOTSUPP);
+                    }
+                    messages.drain(buffer, destination)
+                }
                 _ => buffer.drain(destination),
             },
             (Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),

@@ -389,6 +389,13 @@ impl Direction {
             Ok(ReadOutcome::NotTaken(Errno::AGAIN)) => self.destination_ready = false,
             Ok(ReadOutcome::NotTaken(Errno::INTR)) | Err(Errno::INTR) => {}
             Ok(ReadOutcome::NotTaken(errno)) => return Err(SocketError::at_destination(errno)),
+            Err(Errno::NOTCONN) => {
+                let source = conduit.source.endpoint();
+                match source.map_or(Some(Errno::NOTCONN), Endpoint::why_not_connected) {
+                    Some(errno) => return Err(SocketError::at_source(errno)),
+                    None => self.state = State::Ending,
+                }
+            }
             Err(errno) => return Err(SocketError::at_source(errno)),
         }
         Ok(())

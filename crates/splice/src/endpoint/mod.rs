@@ -244,6 +244,16 @@ impl Endpoint {
         !self.kind.is_tcp() || self.memory().is_ok_and(|memory| memory.send_bytes == 0)
     }
 
+    /// What `ENOTCONN` of a read means: `None` if it is the end of the stream. VSOCK forgets that its peer has ended both
+    /// streams as soon as this side ends its own (`SOCK_DONE` in `vsock_shutdown`, `__vsock_connectible_recvmsg`).
+    pub(crate) fn why_not_connected(&self) -> Option<Errno> {
+        match self.kind.is_vsock() {
+            // A connection that was cut has an error (`virtio_vsock_reset_sock`).
+            true => self.take_error(),
+            false => Some(Errno::NOTCONN),
+        }
+    }
+
     /// Makes the coming close a reset, if the protocol has one: a truncated connection must not
     /// look complete.
     pub(crate) fn reset_on_close(&self) {

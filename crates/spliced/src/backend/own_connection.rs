@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout, timeout_at};
 
-use crate::connect_error::{self, Fault, NO_WAY};
+use crate::connect_error::{self, Fault, NO_WAY, told};
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, ProxyVersion};
 use crate::race::{Race, Turn};
@@ -213,7 +213,9 @@ async fn connect_to_one(
             let time = humantime::format_duration(within);
             Failure::Server(format!("it does not answer within {time}"))
         }
-        Some((errno, Fault::Server | Fault::Reset)) => Failure::Server(words(errno)),
+        Some((errno, Fault::Server | Fault::Reset)) => {
+            Failure::Server(told(errno, addresses.first().map(SocketAddress::kind)))
+        }
         Some((errno, Fault::Shortage)) => Failure::Here(words(errno)),
         Some((_, Fault::NoWay)) => Failure::Here(NO_WAY.into()),
         // Without addresses.

@@ -31,9 +31,24 @@ struct Entry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PickKey<'a> {
     pub(crate) client: Option<IpAddr>,
+    /// The context identifier of a client of VSOCK.
+    pub(crate) client_cid: Option<u32>,
     pub(crate) server_name: Option<&'a str>,
     /// Somebody else serves the client if names take long to resolve.
     pub(crate) has_fallback: bool,
+}
+
+impl PickKey<'_> {
+    /// What consistent hashing takes of it; `None` if nothing tells one client from another, as over UNIX sockets.
+    fn hashed(&self, hash: HashKey) -> Option<Vec<u8>> {
+        match (hash, self.server_name, self.client, self.client_cid) {
+            (HashKey::ServerName, Some(name), _, _) => Some(name.as_bytes().to_vec()),
+            (_, _, Some(IpAddr::V4(ip)), _) => Some(ip.octets().to_vec()),
+            (_, _, Some(IpAddr::V6(ip)), _) => Some(ip.octets().to_vec()),
+            (_, _, None, Some(cid)) => Some(cid.to_be_bytes().to_vec()),
+            (_, _, None, None) => None,
+        }
+    }
 }
 
 /// The servers that a connection has tried.
@@ -193,7 +208,11 @@ impl Pool {
                     .collect();
                 self.next_in_turn(plan.slow_start, &ties, now)
             }
-            Balance::Consistent(hash) => self.consistent(hash, free, key),
+            Balance::Consistent(hash) => match key.hashed(hash) {
+                Some(bytes) => self.consistent(&bytes, free),
+                // One hash for all of them would give them to one server.
+                None => self.next_in_turn(plan.slow_start, free, now),
+            },
         }
     }
 
@@ -217,13 +236,7 @@ impl Pool {
         picked
     }
 
-    fn consistent(&mut self, hash: HashKey, free: &[usize], key: &PickKey<'_>) -> usize {
-        let bytes = match (hash, key.server_name, key.client) {
-            (HashKey::ServerName, Some(name), _) => name.as_bytes().to_vec(),
-            (_, _, Some(IpAddr::V4(ip))) => ip.octets().to_vec(),
-            (_, _, Some(IpAddr::V6(ip))) => ip.octets().to_vec(),
-            (_, _, None) => Vec::new(),
-        };
+    fn consistent(&mut self, bytes: &[u8], free: &[usize]) -> usize {
         if self.table.is_none() {
             // All servers, down or not: so a server that comes back finds its clients again, and the
             // clients of one that is down are spread.
@@ -236,7 +249,42 @@ impl Pool {
         let Some((_, table)) = &self.table else {
             return free[0];
         };
-        let mut order = table.servers(&bytes);
+        let mut order = table.servers(bytes);
         order.find(|index| free.contains(index)).unwrap_or(free[0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_consistent_hashing_knows_a_client_by() {
+        let key = |client, client_cid, server_name| PickKey {
+            client,
+            client_cid,
+            server_name,
+            has_fallback: false,
+        };
+        let ip = Some(IpAddr::from([10, 0, 0, 7]));
+        for (key, of_client, of_name) in [
+            (key(None, None, None), None, None),
+            (key(None, None, Some("a")), None, Some(&b"a"[..])),
+            (
+                key(None, Some(3), None),
+                Some(&[0, 0, 0, 3][..]),
+                Some(&[0, 0, 0, 3][..]),
+            ),
+            // A PROXY header says more than where it came from.
+            (
+                key(ip, Some(3), Some("a")),
+                Some(&[10, 0, 0, 7][..]),
+                Some(b"a"),
+            ),
+        ] {
+            let hashed = |hash| key.hashed(hash);
+            assert_eq!(hashed(HashKey::Client).as_deref(), of_client, "{key:?}");
+            assert_eq!(hashed(HashKey::ServerName).as_deref(), of_name, "{key:?}");
+        }
     }
 }

@@ -9,6 +9,7 @@ use splice::{EngineChoice, EngineName};
 use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
 use crate::check::datagrams;
 use crate::check::host::Host;
+use crate::check::routes;
 use crate::forwarding::needs_sockets;
 use crate::plan::{Action, DatagramListenerPlan, ListenerPlan, RoutePlan};
 use crate::printable::printable;
@@ -112,7 +113,7 @@ pub(super) fn report(
         uses: Vec::new(),
         from_syn: None,
         exceptions: Vec::new(),
-        notes: Vec::new(),
+        notes: routes::told_if_some_differ(&listener.routes),
     };
     for (engine, when) in uses(listener) {
         if let Err(error) = host.probe(engine) {

@@ -9,6 +9,7 @@ mod host;
 mod listening;
 mod names;
 mod rights;
+mod routes;
 mod servers;
 mod source;
 

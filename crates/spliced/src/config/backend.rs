@@ -142,6 +142,18 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
     if let Some(value) = table.get("servers") {
         servers(&value, &mut backend.servers);
     }
+    if backend.traffic() != Traffic::Messages && backend.is_without_ip() {
+        for key in ["source", "mark", "interface"] {
+            if table.get(key).is_some() {
+                table.notes.mistake(
+                    &table.at(key),
+                    format!(
+                        "{key} is for IP, and the servers of this backend have UNIX or VSOCK sockets; remove it"
+                    ),
+                );
+            }
+        }
+    }
     match backend.traffic() {
         Traffic::Streams => table.set_some("health", &mut backend.health, health::of_streams),
         Traffic::Messages => {

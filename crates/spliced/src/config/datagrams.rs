@@ -50,7 +50,14 @@ pub(super) fn read(
     }
     let listen = listen?;
     listener::suit_file_access(table, &mut file_access, &listen);
-    let routes = routes.read(of_listener.unwrap_or_default(), Of::Datagrams(&listen));
+    let of_listener = of_listener.unwrap_or_default();
+    let of_routes = routes.read(of_listener, Of::Datagrams(&listen));
+    if let SocketName::UnixDatagram(_) = listen {
+        kind::refuse_of_udp_clients(table);
+        if !routes.may_lead_to_ip(&of_routes) {
+            kind::refuse_of_udp_sockets(table);
+        }
+    }
     Some(DatagramListenerPlan {
         name: name.unwrap_or_else(|| listen.to_string()),
         listen,
@@ -58,7 +65,7 @@ pub(super) fn read(
         terms,
         access_log,
         on_remove: removal.plan(),
-        routes,
+        routes: of_routes,
     })
 }
 

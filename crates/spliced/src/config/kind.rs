@@ -1,7 +1,7 @@
 //! The keys of listeners and routes that only streams have, and those that only datagrams have. Messages have what comes
 //! with connections.
 
-use splice::Address;
+use splice::{Address, SocketName};
 
 use crate::config::value::{Table, Value};
 use crate::plan::Traffic;
@@ -55,6 +55,38 @@ const NOT_OF_MESSAGES: &[(&str, &str)] = &[
     ("trusted", ""),
 ];
 
+/// What only connections have that are TCP on both sides.
+const OF_TCP: &[(&str, &str)] = &[
+    ("from_syn", ""),
+    ("bypass_firewall", ""),
+    ("splice_after", ""),
+];
+
+/// What sets timeouts of TCP, on whichever side it is.
+const OF_TCP_SOCKETS: &[(&str, &str)] = &[("keepalive", ""), ("user_timeout", "")];
+
+/// What tells clients of streams from one another by their IP addresses.
+const OF_IP_CLIENTS: &[(&str, &str)] = &[
+    (
+        "max_connections_per_client",
+        "limit connections with max_connections",
+    ),
+    ("new_connections_per_client", ""),
+    ("client_prefix", ""),
+];
+
+/// The same of datagrams.
+const OF_UDP_CLIENTS: &[(&str, &str)] = &[
+    (
+        "max_sessions_per_client",
+        "limit sessions with max_sessions",
+    ),
+    ("client_prefix", ""),
+];
+
+/// What UDP has on whichever side it is.
+const OF_UDP_SOCKETS: &[(&str, &str)] = &[("ttl", ""), ("dont_fragment", "")];
+
 /// What only datagrams have, and what streams have in its place.
 const OF_DATAGRAMS: &[(&str, &str)] = &[
     ("max_sessions", "limit connections with max_connections"),
@@ -66,6 +98,9 @@ const OF_DATAGRAMS: &[(&str, &str)] = &[
     ("ttl", ""),
     ("dont_fragment", ""),
 ];
+
+/// Conditions of routes that look at the addresses of IP.
+const IP_CONDITIONS: &[&str] = &["client", "local_address", "local_port"];
 
 /// Conditions of routes that look at what a client of a stream has sent, or at its connection.
 const STREAM_CONDITIONS: &[&str] = &[
@@ -112,31 +147,70 @@ pub(super) fn refuse_on_connections(table: &Table<'_>, traffic: Traffic) {
     }
 }
 
+/// Notes what has no meaning where clients come over sockets of this kind, which are not TCP.
+pub(super) fn refuse_without_tcp(table: &Table<'_>, word: &str) {
+    let why = format!("is for TCP, and clients of this listener come over a {word} socket");
+    refuse_because(table, OF_TCP, &why);
+}
+
+/// Notes what would be TCP's where neither clients nor servers have it.
+pub(super) fn refuse_of_tcp_sockets(table: &Table<'_>) {
+    let why = "is for TCP, which neither clients nor servers of this listener use";
+    refuse_because(table, OF_TCP_SOCKETS, why);
+}
+
+/// The same for UDP.
+pub(super) fn refuse_of_udp_sockets(table: &Table<'_>) {
+    let why = "is for UDP, which neither clients nor servers of this listener use";
+    refuse_because(table, OF_UDP_SOCKETS, why);
+}
+
+/// Notes what tells clients of datagrams by their IP addresses, where they are UNIX sockets.
+pub(super) fn refuse_of_udp_clients(table: &Table<'_>) {
+    refuse_because(table, OF_UDP_CLIENTS, &no_ip_addresses("UNIX"));
+}
+
+/// Notes what tells clients by their IP addresses, where they come over sockets of this kind, which have none.
+pub(super) fn refuse_of_ip_clients(table: &Table<'_>, word: &str) {
+    refuse_because(table, OF_IP_CLIENTS, &no_ip_addresses(word));
+}
+
+fn no_ip_addresses(word: &str) -> String {
+    format!("tells clients by their IP addresses, which those of a {word} socket do not have")
+}
+
 fn refuse(table: &Table<'_>, keys: &[(&'static str, &str)], of: &str, others: &str) {
+    let why = format!("is for {of}, and this listener has {others}");
+    refuse_because(table, keys, &why);
+}
+
+fn refuse_because(table: &Table<'_>, keys: &[(&'static str, &str)], why: &str) {
     for (key, instead) in keys {
         if table.get(key).is_none() {
             continue;
         }
         let remedy = match *instead {
-            "" => "remove it".to_owned(),
-            instead => instead.to_owned(),
+            "" => "remove it",
+            instead => instead,
         };
-        table.notes.mistake(
-            &table.at(key),
-            format!("{key} is for {of}, and this listener has {others}; {remedy}"),
-        );
+        table
+            .notes
+            .mistake(&table.at(key), format!("{key} {why}; {remedy}"));
     }
     let keys: Vec<_> = keys.iter().map(|(key, _)| *key).collect();
     table.does_not_take(&keys);
 }
 
-/// Notes conditions of a route that no datagram could be held against.
-pub(super) fn suit_datagrams(table: &Table<'_>) {
+/// Notes conditions of a route that no datagram of a listener at this address could be held against.
+pub(super) fn suit_datagrams(table: &Table<'_>, listen: &SocketName) {
     suit_conditions(
         table,
         STREAM_CONDITIONS,
         "a route of datagrams can look at client only",
     );
+    if let SocketName::UnixDatagram(_) = listen {
+        suit_without_addresses(table, "UNIX");
+    }
 }
 
 /// Notes conditions of a route: messages are passed on unread, and their clients have no address.
@@ -146,12 +220,20 @@ pub(super) fn suit_messages(table: &Table<'_>) {
     suit_conditions(table, &["client"], RULE);
 }
 
+/// Notes conditions of a route that look at addresses, which connections over sockets of this kind do not have.
+pub(super) fn suit_without_addresses(table: &Table<'_>, word: &str) {
+    let why = format!("looks at IP addresses, which {word} sockets do not have; remove it");
+    refuse_conditions(table, IP_CONDITIONS, &why);
+}
+
 fn suit_conditions(table: &Table<'_>, keys: &[&'static str], rule: &str) {
+    refuse_conditions(table, keys, &format!("is for streams; {rule}"));
+}
+
+fn refuse_conditions(table: &Table<'_>, keys: &[&'static str], why: &str) {
     for key in keys {
         if table.get(key).is_some() {
-            table
-                .notes
-                .mistake(&table.at(key), format!("{key} is for streams; {rule}"));
+            table.notes.mistake(&table.at(key), format!("{key} {why}"));
         }
     }
     table.does_not_take(keys);

@@ -8,6 +8,7 @@ use crate::config::kind;
 use crate::config::removal::Removal;
 use crate::config::route::{Of, Routes};
 use crate::config::value::{Table, Value};
+use crate::config::word_for;
 use crate::file_access::{FileAccess, FileMode, group, user};
 use crate::log_field::{Field, Fields};
 use crate::peer_timeouts::PeerTimeouts;
@@ -89,6 +90,14 @@ pub(super) fn read(
     if traffic == Traffic::Messages {
         suit_messages(table, &mut listener);
     }
+    let without_tcp = address.as_ref().filter(|address| !address.is_tcp());
+    let without_tcp = without_tcp.filter(|_| traffic == Traffic::Streams);
+    if let Some(address) = without_tcp {
+        kind::refuse_without_tcp(table, word_for(address));
+        if !wants_header(table) {
+            kind::refuse_of_ip_clients(table, word_for(address));
+        }
+    }
     removal.read(table);
     removal.check(table);
     listener.on_remove = removal.plan();
@@ -109,11 +118,20 @@ pub(super) fn read(
         suit_file_access(table, &mut listener.file_access, &name);
     }
     let of = match traffic {
-        Traffic::Messages => Of::Messages,
+        Traffic::Messages => Of::Messages(&listener),
         _ => Of::Streams(&listener),
     };
     listener.routes = routes.read(of_listener.unwrap_or_default(), of);
+    if without_tcp.is_some() && !routes.may_lead_to_ip(&listener.routes) {
+        kind::refuse_of_tcp_sockets(table);
+    }
     address.map(|_| listener)
+}
+
+/// Whether clients say by a PROXY header who they are. What is wrong with the key is noted elsewhere.
+fn wants_header(table: &Table<'_>) -> bool {
+    let value = table.get("proxy_protocol").filter(Value::is_text);
+    value.and_then(|value| value.text()) == Some("require")
 }
 
 /// Leaves of `[defaults]` what has a meaning for messages.

@@ -25,9 +25,16 @@ impl Written<'_> {
             listener,
             backend,
         } = self;
+        // Some keys are for a socket file, and others for TCP.
+        let of_file = ["mode", "owner", "group"].map(|key| format!("{key} = "));
+        let is_written = |key: &String| defaults.contains(key) || listener.contains(key);
+        let address = match of_file.iter().any(is_written) {
+            true => "unix:/run/a",
+            false => "10.0.0.2:1",
+        };
         format!(
             "{process}\n[defaults]\n{defaults}\n\
-             [[listener]]\naddress = \"unix:/run/a\"\n{listener}\n[[listener.route]]\nbackend = \"b\"\n\
+             [[listener]]\naddress = \"{address}\"\n{listener}\n[[listener.route]]\nbackend = \"b\"\n\
              [backend.b]\nservers = \"10.0.0.1:1\"\nhealth = {{ tcp = true }}\n{backend}\n"
         )
     }

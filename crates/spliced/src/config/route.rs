@@ -13,8 +13,10 @@ use crate::config::coverage::Coverage;
 use crate::config::kind;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
-use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, socket_word, too_many};
-use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan, Source, Traffic};
+use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, socket_word, too_many, word_for};
+use crate::plan::{
+    Action, BackendPlan, Balance, HashKey, ListenerPlan, RoutePlan, Source, Traffic,
+};
 use crate::socket_address::SocketAddress;
 
 /// The longest `starts_with`: further bytes are part of a message that has a matcher of its own.
@@ -42,7 +44,7 @@ pub(super) struct Routes<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of<'a> {
     Streams(&'a ListenerPlan),
-    Messages,
+    Messages(&'a ListenerPlan),
     /// A listener on this address.
     Datagrams(&'a SocketName),
 }
@@ -51,10 +53,29 @@ impl Of<'_> {
     fn traffic(self) -> Traffic {
         match self {
             Self::Streams(_) => Traffic::Streams,
-            Self::Messages => Traffic::Messages,
+            Self::Messages(_) => Traffic::Messages,
             Self::Datagrams(_) => Traffic::Datagrams,
         }
     }
+
+    /// What the socket is called, if its clients have nothing that consistent hashing could take. Those of VSOCK have the
+    /// identifier of their machine.
+    fn nothing_to_hash(self) -> Option<&'static str> {
+        match self {
+            Self::Streams(listener) | Self::Messages(listener) => {
+                let is_unix = !is_tcp(&listener.address) && listener.address.vsock().is_none();
+                (is_unix && !has_addresses(listener)).then(|| word_for(&listener.address))
+            }
+            Self::Datagrams(listen) => {
+                matches!(listen, SocketName::UnixDatagram(_)).then_some("UNIX")
+            }
+        }
+    }
+}
+
+/// Whether the clients of a listener have IP addresses: those of their sockets, or those in their PROXY headers.
+fn has_addresses(listener: &ListenerPlan) -> bool {
+    is_tcp(&listener.address) || listener.require_proxy_from.is_some()
 }
 
 impl Routes<'_> {
@@ -84,8 +105,13 @@ impl Routes<'_> {
                     conflict::find(&table, &conditions, listener);
                 }
                 Of::Streams(_) => {}
-                Of::Messages => kind::suit_messages(&table),
-                Of::Datagrams(_) => kind::suit_datagrams(&table),
+                Of::Messages(_) => kind::suit_messages(&table),
+                Of::Datagrams(listen) => kind::suit_datagrams(&table, listen),
+            }
+            if let Of::Streams(listener) = of
+                && !has_addresses(listener)
+            {
+                kind::suit_without_addresses(&table, word_for(&listener.address));
             }
             let action = self.action(&table, of);
             let coverage = Coverage::of(&conditions);
@@ -107,12 +133,30 @@ impl Routes<'_> {
             routes.extend(action.map(|action| RoutePlan { conditions, action }));
             match of {
                 Of::Streams(_) => {}
-                Of::Messages => table.does_not_take(&["socks", "connect"]),
+                Of::Messages(_) => table.does_not_take(&["socks", "connect"]),
                 Of::Datagrams(_) => table.does_not_take(&["reset", "socks", "connect"]),
             }
             table.finish();
         }
         routes
+    }
+
+    /// Whether connections or datagrams by these routes may go to a server of TCP or UDP, or it is not known.
+    pub(super) fn may_lead_to_ip(&self, routes: &[RoutePlan]) -> bool {
+        let is_of_ip = |name: &String| {
+            let mut backends = self.backends.iter();
+            let backend = backends.find(|backend| backend.name == *name);
+            backend.is_none_or(|backend| !backend.is_without_ip())
+        };
+        let leads_there = |route: &RoutePlan| match &route.action {
+            Action::Backend { name, fallback } => {
+                is_of_ip(name) || fallback.as_ref().is_some_and(is_of_ip)
+            }
+            Action::Requested(_) => true,
+            Action::Echo | Action::Reset => false,
+        };
+        // One with a mistake is left out.
+        routes.is_empty() || routes.iter().any(leads_there)
     }
 
     fn conditions(&self, table: &Table<'_>) -> Conditions {
@@ -212,7 +256,7 @@ impl Routes<'_> {
             [one] => one,
             [] => {
                 let remedy = match of {
-                    Of::Streams(_) | Of::Messages => "add backend = \"NAME\" or reset = true",
+                    Of::Streams(_) | Of::Messages(_) => "add backend = \"NAME\" or reset = true",
                     Of::Datagrams(_) => "add backend = \"NAME\"",
                 };
                 table.notes.missing(
@@ -272,6 +316,18 @@ impl Routes<'_> {
             return None;
         };
         self.used.borrow_mut().insert(name.into());
+        if backend.balance == Balance::Consistent(HashKey::Client)
+            && backend.servers.len() > 1
+            && let Some(word) = of.nothing_to_hash()
+        {
+            value.notes.warn(
+                &value.at,
+                format!(
+                    "{name:?} has balance = \"consistent\", but nothing tells clients of a {word} socket apart, so its \
+                     servers take turns for them; write \"round-robin\", or give them a backend of their own"
+                ),
+            );
+        }
         let listener = match of {
             // A mistake of its own.
             _ if backend.servers.is_empty() => return Some(name.into()),
@@ -279,7 +335,7 @@ impl Routes<'_> {
                 let [theirs, ours] = [backend.traffic(), of.traffic()].map(Traffic::word);
                 let remedy = match of {
                     Of::Streams(_) => "name a backend of streams",
-                    Of::Messages => {
+                    Of::Messages(_) => {
                         "name a backend whose servers are seqpacket:/path or vsock-seqpacket:CID:PORT"
                     }
                     Of::Datagrams(_) => {
@@ -298,7 +354,7 @@ impl Routes<'_> {
                 }
                 return Some(name.into());
             }
-            Of::Messages => return Some(name.into()),
+            Of::Messages(_) => return Some(name.into()),
             Of::Streams(listener) => listener,
         };
         let others = backend.servers.iter().filter_map(|server| {

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use super::record::Record;
 use super::{BACKLOG_FULL, Connection};
 use crate::backend::Backend;
-use crate::connect_error::NO_WAY;
+use crate::connect_error::{NO_WAY, told};
 use crate::plan::Source;
 use crate::resource_limit::words;
 
@@ -20,7 +20,7 @@ impl Connection {
     pub(super) fn last_words(&self) -> Option<String> {
         self.last_error.map(|errno| match errno {
             Errno::AGAIN => BACKLOG_FULL.into(),
-            errno => words(errno),
+            errno => told(errno, self.last_kind),
         })
     }
 

@@ -16,7 +16,7 @@ use crate::connect_error::{self, Fault};
 use crate::race::Turn;
 use crate::resource_limit::words;
 use crate::service::Counts;
-use crate::socket_address::has_connected;
+use crate::socket_address::{SocketAddress, has_connected};
 use crate::tally::Ending;
 use crate::target::Lookup;
 
@@ -33,6 +33,7 @@ impl Connection {
         let server_name = self.record.as_ref().and_then(Record::server_name);
         let key = PickKey {
             client: self.arrival.client.map(|address| address.ip()),
+            client_cid: self.client_cid,
             server_name: server_name.as_deref(),
             has_fallback: self.fallback.is_some(),
         };
@@ -321,6 +322,7 @@ impl Connection {
     fn skip_address(&mut self, index: usize, errno: Errno, fault: Fault) {
         self.last_error = Some(errno);
         if let Some(attempt) = &mut self.attempt {
+            self.last_kind = attempt.addresses.get(index).map(SocketAddress::kind);
             attempt.failed(index);
             attempt.note(errno, fault);
             attempt.denied = None;

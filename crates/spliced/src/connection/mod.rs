@@ -45,9 +45,8 @@ use self::first_bytes::FirstBytes;
 use self::record::Record;
 use self::requested::Asked;
 use crate::backend::{Backend, Resolution, Ticket, Tried};
-use crate::connect_error::Fault;
+use crate::connect_error::{Fault, told};
 use crate::connection_limit::ConnectionPermit;
-use crate::resource_limit::words;
 use crate::service::{Counts, Service, Terms};
 use crate::sessions::{KILLED, Phase};
 use crate::socket_address::SocketAddress;
@@ -73,6 +72,8 @@ pub(crate) struct Connection {
     server: Option<OwnedFd>,
     server_readiness: Readiness,
     arrival: Arrival,
+    /// The context identifier of a client of VSOCK.
+    client_cid: Option<u32>,
     first_bytes: FirstBytes,
     /// The PROXY header that the client's proxy has sent.
     header: Option<Box<Header>>,
@@ -87,6 +88,8 @@ pub(crate) struct Connection {
     fallback: Option<Arc<Backend>>,
     tried: Tried,
     last_error: Option<Errno>,
+    /// Of the address that it came from, if it came from one.
+    last_kind: Option<Kind>,
     deadline: Instant,
     record: Option<Record>,
     terms: Arc<Terms>,
@@ -139,6 +142,8 @@ impl Connection {
             client: client_address.as_ref().and_then(SocketAddress::inet),
             local: None,
         };
+        let client_cid = client_address.as_ref().and_then(SocketAddress::vsock);
+        let client_cid = client_cid.map(|vsock| vsock.cid);
         Self {
             client: Some(client),
             client_kind,
@@ -146,6 +151,7 @@ impl Connection {
             server: None,
             server_readiness: Readiness::NONE,
             arrival,
+            client_cid,
             first_bytes: FirstBytes::default(),
             header: None,
             state: State::Connecting,
@@ -157,6 +163,7 @@ impl Connection {
             fallback: None,
             tried: Tried::default(),
             last_error: None,
+            last_kind: None,
             deadline: now + terms.plan.decide_within,
             record: Some(Record::new(
                 client_address,
@@ -280,7 +287,7 @@ impl Connection {
                     Some(Errno::AGAIN) => format!(
                         "no target: its backlog stayed full for the connect timeout of {timeout}"
                     ),
-                    Some(errno) => format!("no target: {}", words(errno)),
+                    Some(errno) => format!("no target: {}", told(errno, self.last_kind)),
                     None => format!(
                         "no target: it did not answer within the connect timeout of {timeout}"
                     ),

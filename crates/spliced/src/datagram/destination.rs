@@ -233,6 +233,7 @@ impl Routes {
         loop {
             let key = PickKey {
                 client: ip,
+                client_cid: None,
                 server_name: None,
                 has_fallback: fallback.is_some(),
             };

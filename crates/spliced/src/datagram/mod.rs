@@ -133,6 +133,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
             let made = of_all.made.load(Ordering::Relaxed);
             Counts {
                 open: of_all.sessions.count() as u64,
+                most: of_all.sessions.most() as u64,
                 accepted: made,
                 // A session begins with its socket to the target.
                 joined: made,

@@ -33,10 +33,7 @@ pub(super) fn families(
         listener.most = Some(sessions.most() as u64);
     }
     let mut open = open();
-    let mut most = Family::gauge(
-        "spliced_listener_max_connections",
-        "The limit of the listener on connections (max_connections) or sessions (max_sessions), if it has one.",
-    );
+    let mut most = most();
     for (name, listener) in listeners {
         let labels = || vec![("listener", name.clone())];
         open.add(labels(), listener.open);
@@ -51,5 +48,12 @@ pub(super) fn open() -> Family {
     Family::gauge(
         "spliced_listener_open_connections",
         "Clients of the listener that are connected, or have a session, and count for its limit.",
+    )
+}
+
+pub(super) fn most() -> Family {
+    Family::gauge(
+        "spliced_listener_max_connections",
+        "The limit of the listener on connections (max_connections) or sessions (max_sessions), if it has one.",
     )
 }

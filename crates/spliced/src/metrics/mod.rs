@@ -47,6 +47,8 @@ enum Source {
 pub(crate) struct Counts {
     /// Those that are open.
     pub(crate) open: u64,
+    /// Those that may be.
+    pub(crate) most: u64,
     /// All so far.
     pub(crate) accepted: u64,
     /// Those that have got to the target.
@@ -127,10 +129,11 @@ impl Scrape<'_> {
     }
 }
 
-fn of_single(listener: &str, counts: Counts) -> [Family; 2] {
+fn of_single(listener: &str, counts: Counts) -> [Family; 3] {
     let labels = || vec![("listener", listener.to_owned())];
     [
         sessions::opened().with(labels(), counts.accepted),
         listeners::open().with(labels(), counts.open),
+        listeners::most().with(labels(), counts.most),
     ]
 }

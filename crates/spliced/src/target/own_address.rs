@@ -9,20 +9,23 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::{fs, io};
 
 use splice::VsockAddress;
+use splice_base::socket_option::vsock_local_cid;
 use splice_firewall::Routes;
 
 use crate::rate_limited_warning::{RateLimitedWarning, more};
-use crate::socket_address::{LOCAL_CID, SocketAddress};
+use crate::socket_address::{HOST_CID, LOCAL_CID, SocketAddress};
 
 /// Whether a connection to `target` reaches a listener on one of `listening`.
 pub(crate) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> bool {
-    reaches(target, listening, |target| is_own(target, None))
+    let is_own = |target| is_own(target, None);
+    reaches(target, listening, is_own, || vsock_local_cid().ok())
 }
 
 fn reaches(
     target: &SocketAddress,
     listening: &[SocketAddress],
     is_own: impl Fn(SocketAddr) -> Option<bool>,
+    local_cid: impl Fn() -> Option<u32>,
 ) -> bool {
     listening.iter().any(|address| match (target, address) {
         (SocketAddress::Inet(target), SocketAddress::Inet(own)) => {
@@ -34,11 +37,19 @@ fn reaches(
         }
         (SocketAddress::Vsock(target), SocketAddress::Vsock(own))
         | (SocketAddress::VsockSeqpacket(target), SocketAddress::VsockSeqpacket(own)) => {
-            let is_every = own.cid == VsockAddress::ANY_CID && target.cid == LOCAL_CID;
-            target.port == own.port && (target.cid == own.cid || is_every)
+            let is_every = own.cid == VsockAddress::ANY_CID;
+            target.port == own.port
+                && (target.cid == own.cid || is_every && is_own_cid(target.cid, &local_cid))
         }
         _ => false,
     })
+}
+
+/// Whether a VSOCK connection to `cid` stays on this machine, if it is made at all (`vsock_use_local_transport`). The host's
+/// identifier means another machine in a guest, and this one elsewhere.
+fn is_own_cid(cid: u32, local_cid: impl Fn() -> Option<u32>) -> bool {
+    cid == LOCAL_CID
+        || local_cid().is_some_and(|own| own == cid || cid == HOST_CID && own < HOST_CID)
 }
 
 /// Whether that may become true later: an address or a file may come to this host.
@@ -47,6 +58,11 @@ pub(super) fn may_lead_to(target: &SocketAddress, listening: &[SocketAddress]) -
         (SocketAddress::Inet(target), SocketAddress::Inet(own)) => target.port() == own.port(),
         (SocketAddress::Unix(_), SocketAddress::Unix(_))
         | (SocketAddress::UnixSeqpacket(_), SocketAddress::UnixSeqpacket(_)) => true,
+        // The identifier is that of a transport, which may be loaded later.
+        (SocketAddress::Vsock(target), SocketAddress::Vsock(own))
+        | (SocketAddress::VsockSeqpacket(target), SocketAddress::VsockSeqpacket(own)) => {
+            target.port == own.port
+        }
         _ => false,
     })
 }
@@ -212,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_target_of_which_it_is_not_known_may_be_the_relay() {
-        let reaches = |target, own, answer| reaches(&inet(target), &[inet(own)], |_| answer);
+        let reaches =
+            |target, own, answer| reaches(&inet(target), &[inet(own)], |_| answer, || None);
         for own in ["0.0.0.0:80", "[::]:80"] {
             for (answer, leads) in [(None, true), (Some(true), true), (Some(false), false)] {
                 assert_eq!(reaches("203.0.113.1:80", own, answer), leads, "{own}");
@@ -221,5 +238,37 @@ mod tests {
         // These need no answer.
         assert!(!reaches("203.0.113.1:81", "0.0.0.0:80", None));
         assert!(!reaches("203.0.113.1:80", "203.0.113.2:80", None));
+    }
+
+    #[test]
+    fn a_vsock_target_is_recognised_by_each_identifier_of_this_machine() {
+        let own = |cid| [SocketAddress::Vsock(VsockAddress { cid, port: 7 })];
+        let (guest, host, loopback) = (Some(5), Some(2), Some(1));
+        for (target, listener, local, leads) in [
+            (1, u32::MAX, None, true),
+            (1, u32::MAX, guest, true),
+            (5, u32::MAX, guest, true),
+            (5, u32::MAX, host, false),
+            (5, u32::MAX, None, false),
+            // In a guest it is another machine.
+            (2, u32::MAX, guest, false),
+            (2, u32::MAX, host, true),
+            (2, u32::MAX, loopback, true),
+            (2, u32::MAX, None, false),
+            (3, u32::MAX, loopback, false),
+            // A listener at one identifier is not reached by another.
+            (5, 5, guest, true),
+            (1, 5, guest, false),
+            (5, 1, guest, false),
+        ] {
+            for (port, leads) in [(7, leads), (8, false)] {
+                let target = SocketAddress::Vsock(VsockAddress { cid: target, port });
+                let reaches = reaches(&target, &own(listener), |_| Some(true), || local);
+                assert_eq!(reaches, leads, "{target} to {listener} of {local:?}");
+            }
+        }
+        let of_messages = VsockAddress { cid: 1, port: 7 };
+        let of_messages = SocketAddress::VsockSeqpacket(of_messages);
+        assert!(!leads_to(&of_messages, &own(u32::MAX)));
     }
 }

@@ -10,13 +10,16 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
 
 use netlab::Scratch;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::datagrams::{receive, socket};
 use crate::log::Log;
 use crate::metrics::reading::Reading;
 use crate::patience::{until, until_found};
+use crate::peer::Peer;
 use crate::proxy::Proxy;
+use crate::server::Server;
 
 /// A listener `l` with keys of its own, and the backend `b` with these servers and keys.
 fn configuration(servers: &[&UdpSocket], listener: &str, backend: &str) -> String {
@@ -327,6 +330,29 @@ fn metrics_count_sessions_and_datagrams() {
         reading.sum("spliced_listener_max_connections", &labels[..1]),
         1
     );
+}
+
+#[test]
+fn a_process_that_ends_tells_connections_and_sessions_apart() {
+    let [one] = servers();
+    let server = Server::new();
+    let mut proxy = Proxy::run(&format!(
+        "{}[[listener]]\nname = \"s\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"t\"\n\
+         [backend.t]\nservers = {:?}\n",
+        configuration(&[&one], "", ""),
+        server.address
+    ));
+    let clients = [client(&proxy), client(&proxy)];
+    for client in &clients {
+        ask(client, &[&one]);
+    }
+    let _connection = Peer::connect(&proxy.address("s"));
+    let _far = server.accept();
+    proxy.relay.signal(Signal::TERM);
+    proxy
+        .relay
+        .wait_logged("no longer accepting; 1 connection and 2 sessions left");
+    proxy.relay.signal_until_it_ends(Signal::TERM);
 }
 
 #[test]

@@ -103,6 +103,19 @@ fn clients_take_turns_by_weight_and_pass_over_a_server_that_is_gone() {
     assert_eq!(numbers, (0..8).collect::<Vec<u8>>());
 }
 
+/// Nothing tells one client from another, and a common hash would give them all to one server.
+#[test]
+fn clients_without_addresses_take_turns_where_others_are_hashed() {
+    let scratch = Scratch::new("messages").expect("a directory");
+    let _servers = ["one", "other"].map(|name| server_at(&scratch, name));
+    let keys = "balance = \"consistent\"";
+    let proxy = Proxy::run(&configuration(&scratch, "", &["one", "other"], keys));
+    let _clients: Vec<_> = (0..6).map(|_| connected(&scratch)).collect();
+    until("each server has half of them", || {
+        [0, 1].map(|place| server(&proxy, place)["connections"].as_u64()) == [Some(3), Some(3)]
+    });
+}
+
 #[test]
 fn a_client_waits_for_a_server_that_is_full() {
     let scratch = Scratch::new("messages").expect("a directory");

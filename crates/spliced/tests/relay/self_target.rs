@@ -4,11 +4,12 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::symlink;
 
-use netlab::{Namespace, Need, Process, Scratch, available};
+use netlab::{Namespace, Need, Process, Scratch, available, present};
+use splice_base::socket_option::vsock_local_cid;
 
 use crate::forbidden_call::ForbiddenCall;
 use crate::peer::Peer;
-use crate::relay::{BINARY, Relay, output};
+use crate::relay::{BINARY, Relay, command, output};
 use crate::resolver::{NAME, relay_between, with_name_server};
 use crate::server::{Server, ask, try_ask};
 use crate::target::ANSWER_TOO_OLD;
@@ -199,4 +200,22 @@ fn an_address_that_later_becomes_local_is_refused() {
     });
     relay.wait_descriptors(before);
     relay.terminate();
+}
+
+/// Nothing is connected, so this needs no transport.
+#[test]
+fn a_vsock_target_that_is_the_relay_is_refused_under_its_own_identifier() {
+    let own = vsock_local_cid();
+    let why = own.err().map(|errno| format!("/dev/vsock: {errno}"));
+    if !present("vsock", why) {
+        return;
+    }
+    let own = own.expect("an identifier");
+    for kind in ["vsock", "vsock-seqpacket"] {
+        for cid in [1, own] {
+            let (listen, target) = (format!("{kind}::70722"), format!("{kind}:{cid}:70722"));
+            let sentence = failure(&mut command(&["relay", &listen, &target]), 2);
+            assert!(sentence.contains("is this relay itself"), "{sentence}");
+        }
+    }
 }

@@ -280,6 +280,18 @@ fn what_does_not_fit_is_refused_in_one_sentence() {
             &["seqpacket:/x", "seqpacket:/y", "--max-sessions", "3"],
             &["--max-sessions"],
         ),
+        (
+            &["unix:/x", "unix:/y", "--user-timeout", "9s"],
+            &["--user-timeout is for TCP"],
+        ),
+        (
+            &["unix:/x", "127.0.0.1:1", "--from-syn"],
+            &["--from-syn is for TCP"],
+        ),
+        (
+            &["127.0.0.1:1", "unix:/x", "--bypass-firewall"],
+            &["--bypass-firewall is for TCP"],
+        ),
         (&[":0", "vsock::80"], &["names no machine to connect to"]),
         (&[":0", "vsock:x:80"], &["CID:PORT"]),
         (&["seqpacket:", "seqpacket:/y"], &["write seqpacket:/path"]),

@@ -1,17 +1,24 @@
 //! `spliced run` with listeners and servers of VSOCK, through its loopback (`vsock_loopback`, Linux 5.6 on).
 
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
 use netlab::Scratch;
-use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
+use nix::sys::socket::{VsockAddr, bind, connect};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, listen, recv, send, socket_with,
+    sockopt,
+};
 use serde_json::Value;
 
 use crate::log::Log;
-use crate::patience::{PATIENCE, until_found};
+use crate::patience::{PATIENCE, until, until_found};
 use crate::payload::Payload;
 use crate::peer::{Peer, exchange};
 use crate::proxy::Proxy;
-use crate::relay::Relay;
+use crate::relay::{Relay, command};
 use crate::seqpacket::{accepted, at, connected, message, server_at};
 use crate::server::Server;
+use crate::usage::failure;
 
 /// TCP in, VSOCK to the proxy, which passes over a server that is gone, and reads the first bytes.
 #[test]
@@ -116,4 +123,147 @@ fn no_part_of_a_message_passes_for_a_whole_one() {
         whole += 1;
     }
     assert!((1..COUNT).contains(&whole), "{whole} messages");
+}
+
+/// A message of length zero, which VSOCK does not have, is not lost in silence.
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn an_empty_message_to_vsock_ends_its_connection() {
+    let scratch = Scratch::new("vsock-empty").expect("a directory");
+    let log = Log::below(&scratch);
+    let server = server_at(&scratch, "target");
+    let _inner = Relay::between("vsock-seqpacket::70715", &at(&scratch, "target"), &[]);
+    let _outer = Relay::between(
+        &at(&scratch, "relay"),
+        "vsock-seqpacket:1:70715",
+        &["--access-log", &log.path],
+    );
+    let client = connected(&scratch);
+    let far = accepted(&server);
+    send(&client, b"before", SendFlags::empty()).expect("it is sent");
+    assert_eq!(message(&far), b"before");
+    send(&client, b"", SendFlags::empty()).expect("it is sent");
+    let entry = until_found("it is logged", || log.entries().into_iter().next());
+    let outcome = entry["outcome"].to_string();
+    assert!(
+        outcome.contains("target failed: Operation not supported"),
+        "{entry}"
+    );
+    assert_eq!(entry["client_to_target_messages"], 1, "{entry}");
+}
+
+/// The relay finds both sides closed, and ends the one after the other.
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn a_connection_that_both_sides_have_closed_has_ended_in_order() {
+    for (number, kind) in [(16, "vsock"), (18, "vsock-seqpacket")] {
+        let [near, far] = [0, 1].map(|more| format!("{kind}:1:707{}", number + more));
+        let scratch = Scratch::new("vsock-closed").expect("a directory");
+        let log = Log::below(&scratch);
+        let listen = near.replace(":1:", "::");
+        let relay = Relay::between(&listen, &far, &["--access-log", &log.path]);
+        let server = vsock_server(&far);
+        let client = vsock_client(&near);
+        let served = accepted(&server);
+        for (from, to) in [(&client, &served), (&served, &client)] {
+            send(from, b"text", SendFlags::empty()).expect("it is sent");
+            assert_eq!(message(to), b"text");
+        }
+        relay.hold_still();
+        drop((client, served));
+        relay.go_on();
+        let entry = until_found("it is logged", || log.entries().into_iter().next());
+        assert_eq!(entry["outcome"], "end of stream", "{entry}");
+        for way in ["client_to_target_bytes", "target_to_client_bytes"] {
+            assert_eq!(entry[way], 4, "{entry}");
+        }
+    }
+}
+
+/// Nobody has such a context identifier, as of a machine that is off.
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn a_server_on_a_machine_that_is_off_is_down() {
+    let server = Server::new();
+    let proxy = Proxy::run(&format!(
+        "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n[[listener.route]]\nbackend = \"b\"\n\
+         [backend.b]\nservers = [\"vsock:77:70711\", {:?}]\nhealth = {{ tcp = true, fall = 1 }}\n",
+        server.address
+    ));
+    let gone = || proxy.of("backends", "b")["servers"][0].clone();
+    let gone = until_found("checks find it down", || {
+        Some(gone()).filter(|gone| gone["state"] == "down")
+    });
+    let why = gone["last_error"].to_string();
+    assert!(why.contains("context identifier"), "{gone}");
+    let client = Peer::connect(&proxy.address("l"));
+    exchange(&client, &server.accept(), 1, 1000, 1000);
+}
+
+/// Consistent hashing knows the clients by their machines.
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn clients_of_one_machine_stay_on_their_server() {
+    const CLIENTS: usize = 6;
+    let servers = [Server::new(), Server::new(), Server::new()];
+    let addresses = servers.each_ref().map(|server| server.address.as_str());
+    let proxy = Proxy::run(&format!(
+        "[[listener]]\nname = \"l\"\naddress = \"vsock::70720\"\n[[listener.route]]\nbackend = \"b\"\n\
+         [backend.b]\nbalance = \"consistent\"\nservers = {addresses:?}\n"
+    ));
+    let _clients: Vec<_> = (0..CLIENTS)
+        .map(|_| vsock_client("vsock:1:70720"))
+        .collect();
+    until("all are joined", || {
+        proxy.count("l", "joined") == CLIENTS as u64
+    });
+    let backend = proxy.of("backends", "b");
+    let counts = backend["servers"].as_array().expect("servers").iter();
+    let counts: Vec<_> = counts
+        .map(|server| server["connections"].as_u64())
+        .collect();
+    assert!(counts.contains(&Some(CLIENTS as u64)), "{counts:?}");
+}
+
+/// The loopback is reached by the host's identifier, too, where no transport leads to another machine.
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn a_target_is_this_relay_by_each_identifier_of_this_machine() {
+    for target in ["vsock:1:70721", "vsock:2:70721"] {
+        let sentence = failure(&mut command(&["relay", "vsock::70721", target]), 2);
+        assert!(sentence.contains("is this relay itself"), "{sentence}");
+    }
+}
+
+fn vsock_address(name: &str) -> (SocketType, VsockAddr) {
+    let mut parts = name.split(':');
+    let kind = match parts.next() {
+        Some("vsock") => SocketType::STREAM,
+        _ => SocketType::SEQPACKET,
+    };
+    let mut number = || parts.next().expect("a number").parse().expect("a number");
+    let cid = number();
+    (kind, VsockAddr::new(cid, number()))
+}
+
+fn vsock_socket(kind: SocketType) -> OwnedFd {
+    let made = socket_with(AddressFamily::VSOCK, kind, SocketFlags::CLOEXEC, None);
+    let socket = made.expect("a socket");
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).expect("a limit");
+    socket
+}
+
+fn vsock_server(name: &str) -> OwnedFd {
+    let (kind, address) = vsock_address(name);
+    let socket = vsock_socket(kind);
+    bind(socket.as_raw_fd(), &address).expect("it is bound");
+    listen(&socket, 16).expect("it listens");
+    socket
+}
+
+fn vsock_client(name: &str) -> OwnedFd {
+    let (kind, address) = vsock_address(name);
+    let socket = vsock_socket(kind);
+    connect(socket.as_raw_fd(), &address).expect("it connects");
+    socket
 }

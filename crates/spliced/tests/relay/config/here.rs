@@ -135,6 +135,40 @@ fn sessions_routes_weights_and_checks_are_told() {
 }
 
 #[test]
+fn routes_of_streams_are_told() {
+    let text = "[[listener]]\nname = \"web\"\naddress = \"127.0.0.1:80\"\nengine = \"copy\"\n\
+                [[listener.route]]\nclient = [\"10.0.0.0/8\", \"::1\"]\nsni = [\"a.example\", \"*.b.example\"]\n\
+                alpn = \"h2\"\nbackend = \"a\"\nfallback = \"b\"\n\
+                [[listener.route]]\nlocal_port = 80\nhttp_method = [\"GET\", \"PUT\", \"HEAD\", \"POST\", \"TRACE\"]\nreset = true\n\
+                [[listener.route]]\nsilent = true\nbackend = \"b\"\n\
+                [[listener.route]]\nsocks = { allow = [\"public:*\", \"10.0.0.0/8:*\"] }\n\
+                [[listener.route]]\nstarts_with = \"hex:1B 5B\"\nbackend = \"b\"\n\
+                [[listener.route]]\nbackend = \"a\"\n\
+                [backend.a]\nservers = \"127.0.0.3:1\"\n[backend.b]\nservers = \"127.0.0.3:2\"\n";
+    let (report, _) = checked(text, 0);
+    assert_in(
+        &report,
+        "listener web on 127.0.0.1:80, engine copy: copy\n  \
+         clients in 10.0.0.0/8, ::1 with sni a.example, *.b.example and alpn h2 to backend a, or else b\n  \
+         clients with local_port 80 and http_method GET, PUT, HEAD, 2 more: reset\n  \
+         silent clients to backend b\n  \
+         clients with protocol socks to what they ask for, within 2 rules\n  \
+         clients with starts_with \\u{1b}[ to backend b\n  \
+         every client to backend a\n\n",
+    );
+    let many = "[[listener.route]]\nsni = \"%.example\"\nbackend = \"web\"\n";
+    let many: String = (0..22)
+        .map(|number| many.replace('%', &format!("n{number}")))
+        .collect();
+    let backend = "[backend.web]\nservers = \"127.0.0.1:1\"\n";
+    let (report, _) = checked(&format!("{LISTENER}{many}{backend}"), 0);
+    assert_in(
+        &report,
+        "  clients with sni n19.example to backend web\n  2 routes more\n",
+    );
+}
+
+#[test]
 fn what_keeps_connections_from_being_translated_from_the_syn_on_is_told() {
     if !available(Need::Bpf) {
         return;

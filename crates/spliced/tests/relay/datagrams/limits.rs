@@ -7,6 +7,7 @@ use rustix::process::Signal;
 
 use super::{ask_until_received, client, named, receive, socket};
 use crate::log::Log;
+use crate::metrics::reading::{Reading, wait_for};
 use crate::patience::{until, until_found};
 use crate::relay::{Relay, command};
 use crate::server::free_port;
@@ -86,6 +87,27 @@ fn beyond_the_bound_a_new_client_displaces_the_longest_idle_session() {
     assert_eq!(log.entries()[0]["outcome"], "displaced by a new client");
     assert_eq!(send(0), first);
     assert_ne!(send(1), second);
+}
+
+/// As `spliced run` tells for each of its listeners.
+#[test]
+fn the_bound_and_the_sessions_are_told_to_prometheus() {
+    let scratch = Scratch::new("told-bound").expect("a directory");
+    let target = socket("127.0.0.1:0");
+    let control = scratch.path().join("control").display().to_string();
+    let options = ["--max-sessions", "7", "--control", &control];
+    let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &options);
+    let client = client(&relay);
+    client.send(b"question").expect("it is sent");
+    receive(&target);
+    // It comes after the listener.
+    wait_for(&control);
+    until("the session is told", || {
+        let reading = Reading::at(&control);
+        ["open", "max"]
+            .map(|what| reading.sum(&format!("spliced_listener_{what}_connections"), &[]))
+            == [1, 7]
+    });
 }
 
 #[test]
