@@ -367,7 +367,7 @@ fn last_words_wait_for_a_client_that_reads_late() {
     }
 }
 
-/// Nobody would end the connection otherwise: the server is gone.
+/// Nobody would end the connection otherwise: the server is gone. Over TCP the client may even go on writing.
 #[test]
 fn a_client_that_takes_no_last_words_does_not_keep_the_pair() {
     let mut event_loop = EventLoop::new().unwrap();
@@ -375,20 +375,44 @@ fn a_client_that_takes_no_last_words_does_not_keep_the_pair() {
     let pair = event_loop.join(near, far, &Options::default()).unwrap();
     fill(&mut event_loop, &server, &[7; 1000]);
     drop(server);
+    let ((mut writer, near), (mut server, far)) = (connection(), stream());
+    writer.set_nonblocking(true).unwrap();
+    // The relay's socket has room for all of them, and the client's has not.
+    sockopt::set_socket_recv_buffer_size(&writer, 4 << 10).unwrap();
+    sockopt::set_socket_send_buffer_size(&near, 1 << 20).unwrap();
+    let near = Endpoint::new(near).unwrap();
+    let writers_pair = event_loop.join(near, far, &Options::default()).unwrap();
+    server.write_all(&[7; 100_000]).unwrap();
+    drop(server);
     send(&client, b"more", SendFlags::empty()).unwrap();
-    let mut reason = None;
-    until("the pair ends", || {
-        event_loop.turn(Some(Duration::from_millis(100))).unwrap();
-        reason = pair.outcome().map(|outcome| outcome.reason);
-        reason.is_some()
+    until("both pairs end", || {
+        // At the end it is refused.
+        let _ = writer.write(b"more");
+        event_loop.turn(Some(Duration::from_millis(1))).unwrap();
+        [&pair, &writers_pair]
+            .iter()
+            .all(|pair| pair.outcome().is_some())
     });
-    assert_eq!(reason, Some(Reason::Reset(Side::B)));
+    for pair in [pair, writers_pair] {
+        let reason = pair.outcome().map(|outcome| outcome.reason);
+        assert_eq!(reason, Some(Reason::Reset(Side::B)));
+    }
 }
 
 /// It reads only when it has written all, as many clients do. Over TCP nothing tells it that nobody takes that.
 #[test]
 fn a_client_that_still_writes_gets_to_the_last_words() {
-    for is_tcp in [false, true] {
+    let by_default = Options::default();
+    let by_ring = Options {
+        engine: EngineChoice::Only(EngineName::Uring),
+        ..Options::default()
+    };
+    for (is_tcp, options) in [
+        (false, &by_default),
+        (true, &by_default),
+        (false, &by_ring),
+        (true, &by_ring),
+    ] {
         let mut event_loop = EventLoop::new().unwrap();
         let (server, far) = stream();
         let (mut client, near): (Box<dyn ReadWrite>, Endpoint) = match is_tcp {
@@ -402,7 +426,7 @@ fn a_client_that_still_writes_gets_to_the_last_words() {
                 (Box::new(client), Endpoint::new(near).unwrap())
             }
         };
-        let pair = event_loop.join(near, far, &Options::default()).unwrap();
+        let pair = event_loop.join(near, far, options).unwrap();
         let sent = fill(&mut event_loop, &server, &[7; 1000]);
         drop(server);
         let mut left = 64 << 20;

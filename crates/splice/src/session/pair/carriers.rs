@@ -2,6 +2,7 @@
 //! (`carrier/uring/`).
 
 use super::Running;
+use super::last_words::{Call, Failure};
 use crate::direction::CarrierChoice;
 use crate::kernel::{DirectionView as _, Watch};
 use crate::outcome::{Reason, Side};
@@ -39,13 +40,26 @@ impl Running {
             if direction.has_ended() || !direction.is_blocked_on_ring() {
                 continue;
             }
-            // Of others than TCP the reset waits behind the bytes that wait for room.
-            if self.ends.sides()[from.index()].kind().is_tcp()
-                && let Some(errno) = direction.source_error_on_ring(cx.carriers())
+            // Of others than TCP, what waits for room comes before the reset.
+            if let Some(errno) = direction.source_error_on_ring(cx.carriers())
+                && self.last_words.is_none()
             {
-                return Err(Reason::of_errno(from, errno));
+                let call = Call::TakeError;
+                self.hear_out(
+                    cx,
+                    Failure {
+                        side: from,
+                        errno,
+                        call,
+                    },
+                )?;
             }
-            self.watch(cx, to, Watch::EndsAndRoom)?;
+            let watch = match self.last_words {
+                // What its peer sends is dropped.
+                Some(_) => Watch::Stream,
+                None => Watch::EndsAndRoom,
+            };
+            self.watch(cx, to, watch)?;
         }
         Ok(())
     }

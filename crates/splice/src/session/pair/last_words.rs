@@ -20,7 +20,7 @@ use rustix::net::{RecvFlags, recv};
 use super::Running;
 use crate::carrier::buffer::Size;
 use crate::endpoint::Kind;
-use crate::kernel::DirectionView as _;
+use crate::kernel::{DirectionView as _, Watch};
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Step};
 
@@ -41,6 +41,13 @@ pub(super) struct LastWords {
     look_at: Instant,
     /// Its socket has told of the reset in place of what it has received.
     is_reset_read: bool,
+}
+
+impl LastWords {
+    /// When the other peer will have taken nothing for too long.
+    fn until(&self, last_moved_at: Instant) -> Instant {
+        self.began_at.max(last_moved_at) + TAKES_NOTHING_MOST
+    }
 }
 
 /// A system call on a side's socket has failed, or its pending error was taken.
@@ -84,9 +91,12 @@ impl Running {
         failure: Failure,
     ) -> Result<(), Reason> {
         let Failure { side, call, .. } = failure;
+        let reason = self.reason(failure);
+        let is_reset = matches!(reason, Reason::Reset(_));
         let from = &mut self.directions[side.index()];
         match &mut self.last_words {
-            Some(words) if words.of != side => return Err(words.reason),
+            // Another error may have taken a message.
+            Some(words) if words.of != side || !is_reset => return Err(words.reason),
             // A socket tells of a reset once, then comes what is queued. A ring reads until then, and tells of it again.
             Some(words) if call == Call::Read && words.is_reset_read => from.give_up(),
             Some(words) => {
@@ -94,11 +104,12 @@ impl Running {
                 from.read_again();
             }
             None => {
-                let reason = self.reason(failure);
                 let is_tcp = self.ends.sides()[side.index()].kind().is_tcp();
-                if !matches!(reason, Reason::Reset(_)) || is_tcp || self.ends.is_echo() {
+                if !is_reset || is_tcp || self.ends.is_echo() {
                     return Err(reason);
                 }
+                // They have a time of their own.
+                self.half_close = None;
                 self.last_words = Some(Box::new(LastWords {
                     of: side,
                     reason,
@@ -109,6 +120,8 @@ impl Running {
                 self.directions[side.index()].read_again();
                 self.directions[side.other().index()].give_up();
                 self.ends.sides()[side.other().index()].refuse_more();
+                // A ring reads nothing there any more.
+                self.watch(cx, side.other(), Watch::Stream)?;
                 self.set_deadline(cx);
             }
         }
@@ -116,34 +129,46 @@ impl Running {
     }
 
     /// Drops what the other peer sends. True if there may be more.
-    pub(super) fn drop_answers(&mut self, cx: &mut Context<'_>) -> bool {
+    ///
+    /// # Errors
+    /// The reason to end the pair, if that peer is gone.
+    pub(super) fn drop_answers(&mut self, cx: &mut Context<'_>) -> Result<bool, Reason> {
         let Some(words) = &self.last_words else {
-            return false;
+            return Ok(false);
         };
         let socket = self.ends.sides()[words.of.other().index()];
         let mut buffer = cx.carriers().buffers.take(Size::OF_DATAGRAM);
-        let mut is_more = false;
+        let (mut is_more, mut is_gone) = (false, false);
         for _ in 0..TURN_DROPS {
             let received = recv(socket, buffer.space(usize::MAX), RecvFlags::DONTWAIT);
             is_more = matches!(received, Ok((1.., _)));
+            // Others than TCP are told that nothing is read, and may fail for that.
+            is_gone = socket.kind().is_tcp()
+                && received.is_err_and(|errno| !matches!(errno, Errno::AGAIN | Errno::INTR));
             // A message may be empty.
             if !is_more && (received.is_err() || !socket.kind().keeps_messages()) {
                 break;
             }
         }
         cx.carriers().buffers.give_back(buffer);
-        is_more
+        match is_gone {
+            true => Err(words.reason),
+            false => Ok(is_more),
+        }
     }
 
     /// Ends a pair whose streams have ended: after last words, once the other peer has them.
     pub(super) fn end_of_streams(&mut self, cx: &mut Context<'_>) -> Result<Step, Reason> {
+        let (now, last_moved_at) = (cx.now(), self.last_moved_at(cx.now()));
         let Some(words) = &mut self.last_words else {
             return Err(Reason::EndOfStream);
         };
-        if self.ends.sides()[words.of.other().index()].has_delivered_all() {
+        let until = words.until(last_moved_at);
+        if until <= now || self.ends.sides()[words.of.other().index()].has_delivered_all() {
             return Err(words.reason);
         }
-        words.look_at = cx.now() + ACKNOWLEDGED_LOOK;
+        // What the other peer sends brings the pair here as well.
+        words.look_at = until.min(now + ACKNOWLEDGED_LOOK);
         self.set_deadline(cx);
         Ok(Step::Wait)
     }
@@ -164,7 +189,7 @@ impl Running {
         if words.look_at > now {
             return Ok(false);
         }
-        let until = words.began_at.max(last_moved_at) + TAKES_NOTHING_MOST;
+        let until = words.until(last_moved_at);
         if until <= now {
             return Err(words.reason);
         }

@@ -253,7 +253,7 @@ impl Running {
             Err(Reason::ByteLimit) => return self.part(cx),
             pumped => pumped?,
         };
-        let is_turn_over = is_turn_over | self.drop_answers(cx);
+        let is_turn_over = is_turn_over | self.drop_answers(cx)?;
         if self.directions.iter().all(Direction::has_ended) {
             let step = self.end_of_streams(cx)?;
             return Ok(if is_turn_over { Step::Again } else { step });
