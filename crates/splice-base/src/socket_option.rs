@@ -283,7 +283,7 @@ pub fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> crate::Resu
 /// How long a VSOCK socket may take to connect, 2 s unless it is said: `SO_VM_SOCKETS_CONNECT_TIMEOUT`.
 ///
 /// # Errors
-/// `EDOM` for a time that is too long for the kernel (`vsock_connectible_setsockopt`), or zero.
+/// `ERANGE` for a time that is too long for the kernel (`vsock_connectible_setsockopt`).
 pub fn set_vsock_connect_timeout(fd: impl AsFd, time: Duration) -> rustix::io::Result<()> {
     let time = libc::timeval {
         tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
@@ -307,7 +307,7 @@ pub fn vsock_connect_timeout(fd: impl AsFd) -> rustix::io::Result<Duration> {
 }
 
 /// The context identifier of this machine for VSOCK (`IOCTL_VM_SOCKETS_GET_LOCAL_CID`): one from 3 on in a guest, 2 on a
-/// host of guests, and 1 on a machine that only reaches itself (`vsock_dev_do_ioctl`).
+/// host of guests, and 1 on a machine that only reaches itself, or `VMADDR_CID_ANY` (`vsock_dev_do_ioctl`).
 ///
 /// # Errors
 /// If there is no `/dev/vsock`, or it may not be opened.

@@ -48,8 +48,9 @@ fn reaches(
 /// Whether a VSOCK connection to `cid` stays on this machine, if it is made at all (`vsock_use_local_transport`). The host's
 /// identifier means another machine in a guest, and this one elsewhere.
 fn is_own_cid(cid: u32, local_cid: impl Fn() -> Option<u32>) -> bool {
+    let is_guest = |own| own > HOST_CID && own != VsockAddress::ANY_CID;
     cid == LOCAL_CID
-        || local_cid().is_some_and(|own| own == cid || cid == HOST_CID && own < HOST_CID)
+        || local_cid().is_some_and(|own| own == cid || cid == HOST_CID && !is_guest(own))
 }
 
 /// Whether that may become true later: an address or a file may come to this host.

@@ -210,9 +210,11 @@ fn a_vsock_target_that_is_the_relay_is_refused_under_its_own_identifier() {
     if !present("vsock", why) {
         return;
     }
+    // Without a transport there may be none.
     let own = own.expect("an identifier");
+    let own = (own != u32::MAX).then_some(own);
     for kind in ["vsock", "vsock-seqpacket"] {
-        for cid in [1, own] {
+        for cid in [Some(1), own].into_iter().flatten() {
             let (listen, target) = (format!("{kind}::70722"), format!("{kind}:{cid}:70722"));
             let sentence = failure(&mut command(&["relay", &listen, &target]), 2);
             assert!(sentence.contains("is this relay itself"), "{sentence}");

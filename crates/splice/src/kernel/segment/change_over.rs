@@ -55,8 +55,10 @@ const SEEN_WITHIN: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
 const BETWEEN_PROBES: Duration = Duration::from_millis(600);
 
-/// How often sockets without a route look for one: they do so when they send, which an idle pair does not.
-const BETWEEN_SEARCHES: Duration = Duration::from_secs(1);
+/// How soon a socket without a route looks for one again: it does so when it sends, which that of an idle pair does not. Each
+/// time is twice the one before.
+const FIRST_SEARCH_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_SEARCH_PAUSE: Duration = Duration::from_secs(64);
 
 /// More may have been announced to a silent peer than the other peer has room for, but no more than this: a
 /// connection's first window (`tcp_rmem[1]` leaves room for 64 KiB) and a half. To overrun the receiver it
@@ -120,8 +122,8 @@ pub(super) enum Watched {
         device: u32,
         is_probe_due: bool,
     },
-    /// A socket has no route.
-    Unrouted,
+    /// This side's socket has no route.
+    Unrouted(Side),
     Stays(Progress),
 }
 
@@ -145,7 +147,8 @@ pub(super) struct ChangeOver {
     pause: Duration,
     probed_at: Option<Instant>,
     probes_left: u32,
-    searched_at: Option<Instant>,
+    /// When a socket without a route looks for one again, and the pause after that.
+    search: Option<(Instant, Duration)>,
     seq_delta: [u32; 2],
     /// In Overlap: where each stream was last found empty, and since when it has stood there.
     idle_since: [Option<(u32, Instant)>; 2],
@@ -167,7 +170,7 @@ impl ChangeOver {
             pause: SHORTEST_PAUSE,
             probed_at: None,
             probes_left: PROBES,
-            searched_at: None,
+            search: None,
             seq_delta: [0; 2],
             idle_since: [None; 2],
             acked: [0; 2],
@@ -209,7 +212,7 @@ impl ChangeOver {
         match examine(found, &self.cookies, self.asked) {
             Err(Obstacle::Refused(refusal)) => return Watched::Stays(Progress::Refused(refusal)),
             Err(Obstacle::Ended) => return stays(Cause::State, ENDED_BEFORE),
-            Err(Obstacle::Unrouted) => return Watched::Unrouted,
+            Err(Obstacle::Unrouted(side)) => return Watched::Unrouted(side),
             Err(Obstacle::NotNow | Obstacle::Short) => {
                 return Watched::Stays(Progress::Copying(LONGEST_PAUSE));
             }
@@ -253,12 +256,12 @@ impl ChangeOver {
         self.probes_left -= 1;
     }
 
-    /// Whether sockets without a route are to look for one now, which they are told once.
+    /// Whether a socket that has no route is to look for one now. It is told so once.
     pub(super) fn begins_search(&mut self, now: Instant) -> bool {
-        let is_recent = |at| now.duration_since(at) < BETWEEN_SEARCHES;
-        let is_due = !self.searched_at.is_some_and(is_recent);
+        let (due_at, pause) = self.search.unwrap_or((now, FIRST_SEARCH_PAUSE));
+        let is_due = due_at <= now;
         if is_due {
-            self.searched_at = Some(now);
+            self.search = Some((now + pause, (pause * 2).min(LONGEST_SEARCH_PAUSE)));
         }
         is_due
     }

@@ -21,8 +21,8 @@ pub(crate) enum Obstacle {
     Refused(Refusal),
     /// It cannot yet: a device has no program, or the packet filters are being examined.
     NotNow,
-    /// It cannot while a socket has no route. It looks for one when it sends next.
-    Unrouted,
+    /// It cannot while this side's socket has no route. It looks for one when it sends next.
+    Unrouted(Side),
     /// Something is short for the moment, such as descriptors.
     Short,
     /// A stream has come to its end.
@@ -158,7 +158,7 @@ pub(super) fn examine(
             }
         }
         if socket.out_device == 0 {
-            return Err(Obstacle::Unrouted);
+            return Err(Obstacle::Unrouted(side));
         }
         if !matches!(socket.out_type, ARPHRD_ETHER | ARPHRD_LOOPBACK) {
             let why = format!(

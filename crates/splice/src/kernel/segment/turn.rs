@@ -17,7 +17,7 @@ use super::translation::Translation;
 use super::{Segment, reached};
 use crate::endpoint::Endpoint;
 use crate::kernel::{Cause, Next, PairView, Refusal, Turn, Watch};
-use crate::outcome::Reason;
+use crate::outcome::{Reason, Side};
 use splice_base::shortage::is_shortage;
 use splice_bpf::types::{SegmentInspection, segment_mark as mark};
 
@@ -126,7 +126,7 @@ impl Segment {
                 Obstacle::Ended => return refused_turn(&Cause::State.because(ENDED_BEFORE)),
                 Obstacle::Refused(refusal) => return refused_turn(&refusal),
                 Obstacle::NotNow => ATTACHING_PAUSE,
-                Obstacle::Unrouted => self.search_route(pair.ends, pair.now),
+                Obstacle::Unrouted(side) => self.search_route(pair.ends, side, pair.now),
                 Obstacle::Short => SHORT_PAUSE,
             };
             let at = pair.now + pause;
@@ -236,7 +236,9 @@ impl Segment {
             .watch(found, streams, noted, only_noted, is_admitted, now);
         let translation = match watched {
             Watched::Stays(progress) => return progress,
-            Watched::Unrouted => return Progress::Copying(self.search_route(ends, now)),
+            Watched::Unrouted(side) => {
+                return Progress::Copying(self.search_route(ends, side, now));
+            }
             Watched::Translatable(translation) => translation,
             Watched::Unseen {
                 side,
@@ -292,12 +294,12 @@ impl Segment {
         Ok(())
     }
 
-    /// Has the sockets look for a route, now and then; returns how soon to look at the pair again. A route that the kernel drops
-    /// (`dst_dev_put`) leaves a socket without one until it sends.
-    fn search_route(&mut self, ends: [&Endpoint; 2], now: Instant) -> Duration {
+    /// Has the side's socket look for a route, now and then; returns how soon to look at the pair again. A route that the kernel
+    /// drops (`dst_dev_put`) leaves a socket without one until it sends.
+    fn search_route(&mut self, ends: [&Endpoint; 2], side: Side, now: Instant) -> Duration {
         match self.change_over.begins_search(now) {
             true => {
-                ends.into_iter().for_each(probe);
+                probe(ends[side.index()]);
                 SEARCH_PAUSE
             }
             false => SHORT_PAUSE,

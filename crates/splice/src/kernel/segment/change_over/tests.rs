@@ -54,6 +54,18 @@ fn overlap_begins_once_segments_of_both_peers_were_seen() {
 }
 
 #[test]
+fn a_socket_without_a_route_looks_for_one_ever_more_rarely() {
+    let (mut change_over, start) = (watching(), Instant::now());
+    let mut found = unseen_pair();
+    found.socket[1].out_device = 0;
+    let watched = change_over.watch(&found, NOTHING, NOT_NOTED, [false; 2], true, start);
+    assert!(matches!(watched, Watched::Unrouted(Side::B)), "{watched:?}");
+    let looks = |seconds: &u64| change_over.begins_search(start + Duration::from_secs(*seconds));
+    let looked: Vec<u64> = (0..=256).filter(looks).collect();
+    assert_eq!(looked, [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]);
+}
+
+#[test]
 fn unseen_peers_are_probed_three_times_and_then_refused() {
     let (mut change_over, start) = (watching(), Instant::now());
     let found = unseen_pair();

@@ -127,7 +127,7 @@ fn a_socket_that_has_to_look_for_its_route_keeps_its_pair_for_the_moment() {
         found.socket[1].out_device = 0;
         found.socket[1].out_type = 0;
     });
-    assert_eq!(found, Obstacle::Unrouted);
+    assert_eq!(found, Obstacle::Unrouted(Side::B));
 }
 
 #[test]
