@@ -206,7 +206,7 @@ CASE(bulk_through_small_buffers, BOTH)
 		setsockopt(sockets[i], SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
 		setsockopt(sockets[i], SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
 	}
-	both_ways(e, 256 << 10);
+	both_ways(e, 128 << 10);
 }
 
 /* A receiver that does not read blocks the sender, and nothing is lost. */

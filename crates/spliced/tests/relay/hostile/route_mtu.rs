@@ -19,7 +19,7 @@ use super::untranslatable::stay_with_their_sockets;
 use super::untranslated::expect_return;
 use crate::patience::until;
 
-const TOO_NARROW: &str =
+pub(super) const TOO_NARROW: &str =
     "is reached by a route whose MTU is smaller than what the other peer may send";
 
 const BYTES: u64 = 4 << 20;
