@@ -222,7 +222,7 @@ fn without_descriptors_a_silent_address_makes_room_for_the_next_one() {
     // Other engines open files in the background.
     let configuration = configuration("connect_timeout = \"1s\"")
         .replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
-    let proxy = Proxy::start_apart(&configuration, &mut stage.spliced(&[SILENT_V6, OWN[0]]));
+    let proxy = Proxy::start(&configuration, &mut stage.spliced(&[SILENT_V6, OWN[0]]));
     let address = proxy.address("l");
     limit_descriptors(&proxy, 2);
     let (opened, took) = stage.ask(&address, 0);
@@ -232,7 +232,7 @@ fn without_descriptors_a_silent_address_makes_room_for_the_next_one() {
     drop(proxy);
     // None of them answers, which is not known for sure.
     let silent = [SILENT_V6, SILENT[0], SILENT[1]];
-    let proxy = Proxy::start_apart(&configuration, &mut stage.spliced(&silent));
+    let proxy = Proxy::start(&configuration, &mut stage.spliced(&silent));
     let address = proxy.address("l");
     limit_descriptors(&proxy, 2);
     stage.enter(|| Peer::is_reset_by(&address));
@@ -255,7 +255,7 @@ fn clients_that_share_too_few_descriptors_do_not_starve_each_other() {
         &[SILENT_V6, SILENT_V6_TOO, OWN[0]],
     ] {
         let server = stage.server(OWN[0]).answering();
-        let proxy = Proxy::start_apart(&configuration, &mut stage.spliced(addresses));
+        let proxy = Proxy::start(&configuration, &mut stage.spliced(addresses));
         let address = proxy.address("l");
         limit_descriptors(&proxy, CLIENTS as usize * 3 / 2 - 1);
         stage.enter(|| {
@@ -407,7 +407,7 @@ fn names_of_clients_are_raced_too() {
             false => good.to_owned(),
         };
         let server = stage.server(&host);
-        let proxy = Proxy::start_apart(&configuration, &mut stage.spliced(addresses));
+        let proxy = Proxy::start(&configuration, &mut stage.spliced(addresses));
         let address = proxy.address("l");
         let (opened, took) = socks(&stage, &address, &server);
         assert_eq!(opened, opens, "{addresses:?}");

@@ -84,7 +84,7 @@ fn a_reload_lowers_a_bound_that_the_descriptors_did_not_reach() {
     let text = |more: &str| format!("threads = 1\n{}", configuration(&[&only], more, ""));
     let mut command = Process::command("prlimit");
     command.arg(format!("--nofile={LIMIT}:{LIMIT}")).arg(BINARY);
-    let proxy = Proxy::start_apart(&text(""), command.env_remove("SPLICED_LOG"));
+    let proxy = Proxy::start(&text(""), command.env_remove("SPLICED_LOG"));
     let clients: Vec<_> = (0..2 * LIMIT).map(|_| client(&proxy)).collect();
     for client in &clients {
         ask(client, &[&only]);

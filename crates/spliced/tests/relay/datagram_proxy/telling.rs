@@ -41,7 +41,7 @@ fn too_few_descriptors_for_the_sessions_are_told() {
         command
     };
     let text = configuration(&[&only], "max_sessions = 101", "");
-    let proxy = Proxy::start_apart(&text, &mut with_few());
+    let proxy = Proxy::start(&text, &mut with_few());
     proxy.relay.wait_logged(TOLD);
     let scratch = Scratch::new("few").expect("a directory");
     let path = scratch.write("c.toml", &text).expect("written");

@@ -39,7 +39,7 @@ use crate::resolver::{NAME, SLOW, with_name_server};
 pub(super) fn before(servers: &[&Fickle], more: &str) -> Proxy {
     let addresses: Vec<_> = servers.iter().map(|server| server.quoted()).collect();
     let configuration = configuration(&addresses.join(", "), more);
-    Proxy::start_apart(&configuration, &mut command(&[]))
+    Proxy::start(&configuration, &mut command(&[]))
 }
 
 pub(super) fn configuration(servers: &str, more: &str) -> String {

@@ -51,7 +51,7 @@ impl Stage {
     fn run(namespace: Namespace, allow: &str, command: &mut Command) -> Self {
         let listener = namespace.enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 90)));
         // Other engines open files in the background.
-        let proxy = Proxy::start_apart(
+        let proxy = Proxy::start(
             &format!(
                 "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
                  [[listener.route]]\nsocks = {{ allow = [{allow}] }}"
@@ -313,7 +313,7 @@ fn without_descriptors_no_header_names_an_address_that_may_be_this_hosts() {
     }
     let lab = Lab::new().expect("a lab");
     let mut command = lab.relay().command(BINARY);
-    let proxy = Proxy::start_apart(
+    let proxy = Proxy::start(
         &format!(
             "[[listener]]\nname = \"l\"\naddress = \"{0}:0\"\nengine = \"copy\"\n\
              proxy_protocol = \"require\"\ntrusted = [\"{1}\"]\n\
@@ -353,7 +353,7 @@ fn nobody_reaches_an_address_that_may_be_this_hosts(forbidden: ForbiddenCall) {
     let Some(mut command) = forbidden.spliced(Process::command("perl")) else {
         return;
     };
-    let proxy = Proxy::start_apart(
+    let proxy = Proxy::start(
         "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
          [[listener.route]]\nsocks = { allow = [\"public:*\", \"127.0.0.1:90\"] }",
         &mut command,

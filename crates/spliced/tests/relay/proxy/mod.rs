@@ -42,8 +42,6 @@ pub(crate) struct Proxy {
     pub(crate) relay: Relay,
     _directory: Scratch,
     configuration: PathBuf,
-    /// Its control socket, if that is not with those of all processes.
-    control: Option<PathBuf>,
 }
 
 impl Proxy {
@@ -61,36 +59,15 @@ impl Proxy {
     /// The same by a command that takes the arguments.
     pub(crate) fn start(configuration: &str, command: &mut Command) -> Self {
         let directory = Scratch::new("proxy").expect("a directory");
-        Self::start_with(configuration, command, directory, None)
-    }
-
-    /// The same, with a control socket where no other test finds it: whoever asks all processes asks this one, too, which
-    /// takes a descriptor.
-    pub(crate) fn start_apart(configuration: &str, command: &mut Command) -> Self {
-        let directory = Scratch::new("proxy").expect("a directory");
-        let control = directory.path().join("apart.sock");
-        Self::start_with(configuration, command, directory, Some(control))
-    }
-
-    fn start_with(
-        configuration: &str,
-        command: &mut Command,
-        directory: Scratch,
-        control: Option<PathBuf>,
-    ) -> Self {
         let path = directory.path().join("proxy.toml");
         fs::write(&path, configuration).expect("written");
         let path_text = path.to_str().expect("UTF-8");
         command.args(["run", "--config", path_text]);
-        if let Some(control) = &control {
-            command.arg("--control").arg(control);
-        }
         let relay = Relay::spawn_silent(command);
         let proxy = Self {
             relay,
             _directory: directory,
             configuration: path,
-            control,
         };
         until_found("it listens", || proxy.try_status());
         proxy
@@ -108,13 +85,10 @@ impl Proxy {
         output(&mut self.command(arguments))
     }
 
-    /// A command that asks this process.
+    /// A command that asks this process, and none of another test: that would take a descriptor of it.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = command(arguments);
-        match &self.control {
-            Some(control) => command.arg("--control").arg(control),
-            None => command.args(["--config", self.configuration()]),
-        };
+        command.args(["--config", self.configuration()]);
         command
     }
 

@@ -1,7 +1,7 @@
 //! What this host lacks or forbids does not count against a server, and is told as what it is.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -35,11 +35,10 @@ pub(crate) fn limit_descriptors(proxy: &Proxy, spare: usize) {
         waits.contains(&true)
     });
     let id = proxy.relay.id();
-    let control = proxy.control.as_ref().expect("it was started apart");
     // An accepted socket has the name that the one that listens was bound to.
     until("its client is gone", || {
         let sockets = fs::read_to_string(format!("/proc/{id}/net/unix")).expect("sockets");
-        let bound = format!("{}.spliced-", control.display());
+        let bound = format!("/{id}.sock.spliced-");
         let of_process = sockets.lines().filter(|line| line.contains(&bound));
         of_process.count() == 1
     });
@@ -112,11 +111,12 @@ fn connections_without_descriptors_say_nothing_about_the_server() {
     let configuration = configuration(&list, "connect_timeout = \"200ms\"");
     // Other engines open files in the background.
     let configuration = configuration.replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
-    let proxy = Proxy::start_apart(&configuration, &mut command(&[]));
+    let proxy = Proxy::start(&configuration, &mut command(&[]));
     let address = proxy.address("l");
     limit_descriptors(&proxy, 1);
     let mut client = connect(&address);
-    assert!(client.read(&mut [0]).is_err(), "a reset");
+    let error = client.read(&mut [0]).expect_err("a reset");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     let line = proxy.relay.wait_logged("cannot be connected to for now");
     assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
     set_limit(&proxy, None);
@@ -175,7 +175,7 @@ fn a_server_that_resets_everything_is_out_after_a_shortage() {
     // Other engines open files in the background.
     let configuration =
         configuration(&list, "").replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
-    let proxy = Proxy::start_apart(&configuration, &mut command(&[]));
+    let proxy = Proxy::start(&configuration, &mut command(&[]));
     let address = proxy.address("l");
     servers[0].set(|it| &it.resets_all);
     // One client and its server.
