@@ -197,7 +197,12 @@ fn a_server_on_a_machine_that_is_off_is_down() {
     let why = gone["last_error"].to_string();
     assert!(why.contains("context identifier"), "{gone}");
     let client = Peer::connect(&proxy.address("l"));
-    exchange(&client, &server.accept(), 1, 1000, 1000);
+    client.write_number(7);
+    // The checks connect to it, too.
+    let served = until_found("it is served", || {
+        Some(server.accept()).filter(|peer| peer.try_read_number() == Some(7))
+    });
+    exchange(&client, &served, 1, 1000, 1000);
 }
 
 /// Consistent hashing knows the clients by their machines.
