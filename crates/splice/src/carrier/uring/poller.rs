@@ -14,6 +14,7 @@ impl Poller for Ring {
     /// Submits, and waits for a completion on a lane or for the loop's epoll instance.
     fn wait(&mut self, epoll: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<bool> {
         self.watch(epoll);
+        self.start_clock();
         let want = u32::from(timeout != Some(Duration::ZERO));
         self.enter(want, timeout.filter(|_| want > 0))
             .context("cannot wait on the event loop's io_uring")?;
@@ -23,6 +24,7 @@ impl Poller for Ring {
 
     /// Submits, and takes what has completed.
     fn turn(&mut self) -> Result<()> {
+        self.start_clock();
         self.enter(0, None)
             .context("cannot use the event loop's io_uring")?;
         self.take_completions();

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use super::{CLOCK, EPOLL, Ring, errno_of};
 
-/// How long a silent send may stay uncounted while nothing else happens.
-static SILENT_MOST: Timespec = Timespec::new().nsec(50_000_000);
+/// How long a silent send may stay uncounted while nothing else happens, and a byte forgotten.
+static CLOCK_TIME: Timespec = Timespec::new().nsec(50_000_000);
 
 impl Ring {
     pub(super) fn push(&mut self, entry: Entry) {
@@ -27,17 +27,21 @@ impl Ring {
         }
     }
 
-    /// Submits the poll of the loop's epoll instance, and the timer that bounds how long silent
-    /// sends stay uncounted.
+    /// Submits the poll of the loop's epoll instance.
     pub(super) fn watch(&mut self, epoll: BorrowedFd<'_>) {
         if !self.watches_epoll {
             self.watches_epoll = true;
             let entry = opcode::PollAdd::new(Fd(epoll.as_raw_fd()), libc::POLLIN as u32);
             self.push(entry.build().user_data(EPOLL));
         }
-        if !self.silent.is_empty() && !self.clock_runs {
+    }
+
+    /// Submits the timer that bounds how long silent sends stay uncounted and bytes forgotten.
+    pub(super) fn start_clock(&mut self) {
+        let is_needed = !self.silent.is_empty() || !self.unseen.is_empty();
+        if is_needed && !self.clock_runs {
             self.clock_runs = true;
-            let entry = opcode::Timeout::new(&raw const SILENT_MOST);
+            let entry = opcode::Timeout::new(&raw const CLOCK_TIME);
             self.push(entry.build().user_data(CLOCK));
         }
     }
