@@ -206,27 +206,30 @@ pub(crate) fn parse_inet(text: &str, prefix: &str, forms: &str) -> Result<Addres
                 ));
             }
         },
-        None if host
-            .bytes()
-            .any(|byte| !(byte.is_ascii_graphic() || byte >= 0x80) || b"[]/@".contains(&byte)) =>
-        {
-            return Err(invalid(
-                text,
-                "the host contains a character that no host name has; remove it",
-            ));
-        }
-        None if host.contains(':') => {
-            return Err(invalid(
-                text,
-                "an IPv6 address needs brackets; write [::1]:80",
-            ));
-        }
-        None => host,
+        None => match host.chars().find(|one| is_in_no_host(*one)) {
+            Some(wrong) => {
+                return Err(invalid(
+                    text,
+                    &format!("the host contains {wrong:?}, which no host name has; remove it"),
+                ));
+            }
+            None if host.contains(':') => {
+                return Err(invalid(
+                    text,
+                    "an IPv6 address needs brackets; write [::1]:80",
+                ));
+            }
+            None => host,
+        },
     };
     Ok(Address::Inet {
         host: host.into(),
         port,
     })
+}
+
+fn is_in_no_host(one: char) -> bool {
+    one.is_ascii_control() || " []/@,*".contains(one)
 }
 
 /// `fe80::1%eth0`: a link-local address with its interface.
@@ -308,8 +311,8 @@ mod tests {
             ("::1:80", "needs brackets"),
             ("[::1:80", "brackets"),
             ("[host]:80", "brackets"),
-            ("a b:80", "character"),
-            ("http://host:80", "character"),
+            ("a b:80", "contains ' '"),
+            ("http://host:80", "contains '/'"),
             ("unix:", "needs a name"),
             ("unix:@", "needs a name"),
             (&format!("unix:/{}", "x".repeat(107)), "107 bytes"),

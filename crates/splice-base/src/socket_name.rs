@@ -77,8 +77,29 @@ impl FromStr for SocketName {
             let seqpacket = Address::Seqpacket(SeqpacketAddress::Vsock(vsock));
             return Ok(Self::Connected(seqpacket));
         }
-        text.parse().map(Self::Connected)
+        let named = text.parse().map(Self::Connected);
+        named.map_err(|error| match meant(text) {
+            Some(meant) => invalid(text, &format!("it begins with no kind of socket; write {meant}")),
+            None => error,
+        })
     }
+}
+
+/// What somebody has meant who writes kinds of sockets as other programs do.
+fn meant(text: &str) -> Option<String> {
+    let (kind, rest) = text.split_once(':')?;
+    let rest = rest.strip_prefix("//").unwrap_or(rest);
+    let kind = match kind.to_ascii_lowercase().as_str() {
+        "tcp" | "tcp4" | "tcp6" => "",
+        "udp" | "udp4" | "udp6" => "udp:",
+        "unix" => "unix:",
+        "unixgram" | "unixdgram" | "unix-dgram" | "dgram" => "unixgram:",
+        "seqpacket" | "unixpacket" | "unix-seqpacket" => "seqpacket:",
+        "vsock" => "vsock:",
+        _ => return None,
+    };
+    let meant = format!("{kind}{rest}");
+    (meant != text && meant.parse::<SocketName>().is_ok()).then_some(meant)
 }
 
 fn parse_vsock(text: &str, rest: &str) -> Result<VsockAddress> {
@@ -161,6 +182,13 @@ mod tests {
             ("vsock:3:-1", "two numbers"),
             ("vsock:4294967295:1", "two numbers"),
             ("host", "port is missing"),
+            ("tcp:127.0.0.1:80", "; write 127.0.0.1:80"),
+            ("tcp://[::1]:80", "; write [::1]:80"),
+            ("UDP::54", "; write udp::54"),
+            ("udp6:[::1]:53", "; write udp:[::1]:53"),
+            ("unixdgram:/x", "; write unixgram:/x"),
+            ("unix-seqpacket:@x", "; write seqpacket:@x"),
+            ("udp:127.0.0.1:53,udp:127.0.0.2:53", "contains ','"),
         ] {
             let error = text.parse::<SocketName>().expect_err(text);
             assert!(error.to_string().contains(why), "{error}");

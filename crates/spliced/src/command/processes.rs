@@ -272,7 +272,7 @@ fn files(reached: &[Reached]) -> String {
         .filter_map(|it| it.process()["configuration"].as_str());
     let files: BTreeSet<_> = files.map(|it| it.escape_debug().to_string()).collect();
     match (reached, files.is_empty()) {
-        ([], _) => "none is running; start one with 'spliced run --config'".into(),
+        ([], _) => "ask as its user or as root, or start one with 'spliced run --config'".into(),
         (_, true) => "those that are running have no configuration".into(),
         (_, false) => those("running configuration", files.iter().map(String::as_str)),
     }

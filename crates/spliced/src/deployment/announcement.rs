@@ -96,6 +96,8 @@ fn likely_copied(listening: &Listening) -> Option<&'static str> {
     let servers = |backend: &Arc<Backend>| backend.addresses();
     let terms = listening.service.terms();
     let own = terms.backends().flat_map(servers);
+    // `segment` takes TCP only.
+    let own = own.filter(|server| server.inet().is_some());
     let own: Vec<_> = own.map(|server| is_on_this_host(&server)).collect();
     let mut places = listening.addresses.iter();
     let is_inet = |place: &SocketAddress| place.inet().is_some();
