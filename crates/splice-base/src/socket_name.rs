@@ -79,7 +79,10 @@ impl FromStr for SocketName {
         }
         let named = text.parse().map(Self::Connected);
         named.map_err(|error| match meant(text) {
-            Some(meant) => invalid(text, &format!("it begins with no kind of socket; write {meant}")),
+            Some(meant) => invalid(
+                text,
+                &format!("it begins with no kind of socket; write {meant}"),
+            ),
             None => error,
         })
     }

@@ -50,11 +50,15 @@ pub(crate) struct Group {
     phase: AtomicU8,
     /// How many its threads have.
     sessions: AtomicUsize,
+    /// How many threads it has.
+    threads: AtomicUsize,
 }
 
 #[derive(Debug)]
 pub(crate) struct Control {
     group: Arc<Group>,
+    /// Of the threads of its group.
+    is_first: bool,
     wake: OwnedFd,
     pub(crate) inbox: Inbox,
     /// A session may be cut, or the terms have changed.
@@ -81,6 +85,7 @@ impl Control {
             .context("cannot create an eventfd")?;
         Ok(Arc::new(Self {
             group: Arc::clone(group),
+            is_first: group.threads.fetch_add(1, Ordering::Relaxed) == 0,
             wake,
             inbox: Inbox::default(),
             is_told: AtomicBool::new(false),
@@ -89,6 +94,12 @@ impl Control {
             is_descriptor_wanted: AtomicBool::new(false),
             crowded: Mutex::default(),
         }))
+    }
+
+    /// Whether the thread is the first of its group: of a datagram to a broadcast or multicast address the kernel gives a copy to
+    /// each socket (`__udp4_lib_mcast_deliver`), and one is passed on.
+    pub(crate) fn takes_those_to_many(&self) -> bool {
+        self.is_first
     }
 
     /// Readable if the thread is to look.

@@ -19,6 +19,10 @@ use crate::socket_address::SocketAddress;
 /// second.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 
+/// All answers to UNIX clients leave by one socket, and those that clients do not read stay in this, in bytes with the kernel's
+/// overhead (`sk_wmem_alloc`).
+const UNREAD_BYTES: usize = 4 << 20;
+
 /// The bound sockets: for each thread those that it reads.
 #[derive(Debug)]
 pub(crate) struct Listeners {
@@ -152,6 +156,12 @@ fn bind(
         if sockopt::set_socket_recv_buffer_size_force(socket.fd(), RECEIVE_BUFFER_BYTES).is_err() {
             let _ = sockopt::set_socket_recv_buffer_size(socket.fd(), RECEIVE_BUFFER_BYTES);
         }
+    }
+    if !socket.is_udp()
+        && sockopt::set_socket_send_buffer_size_force(socket.fd(), UNREAD_BYTES / 2).is_err()
+    {
+        // As above.
+        let _ = sockopt::set_socket_send_buffer_size(socket.fd(), UNREAD_BYTES / 2);
     }
     if access != FileAccess::default() {
         mark_closed(socket.fd(), access)?;

@@ -143,6 +143,8 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     };
     let (facts, admin) = single.open(&plan.control, diagnostics);
     let mut draining_until = None;
+    // Until when the access log may be written.
+    let mut ends_at = None;
     let mut left = workers.len();
     let mut result = Ok(());
     while left > 0 {
@@ -157,6 +159,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
                 let timeout = plan.drain_timeout;
                 let now = Instant::now();
                 draining_until = Some(now.checked_add(timeout).unwrap_or(now));
+                ends_at = draining_until;
                 let left = service.sessions.count();
                 workers.iter().for_each(Worker::drain);
                 tracing::info!(
@@ -167,7 +170,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
                 );
             }
             Ok(Event::Stop) => {
-                draining_until = None;
+                (draining_until, ends_at) = (None, None);
                 workers.iter().for_each(Worker::end);
             }
             Ok(Event::WorkerEnded(ended)) => {
@@ -194,7 +197,11 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     }
     service.log_total();
     if let Some(log) = access_log {
-        log.finish(LAST_WORDS);
+        let left = ends_at.map_or(Duration::ZERO, |at| {
+            at.saturating_duration_since(Instant::now())
+        });
+        // The diagnostics have to be written within the drain timeout, too.
+        log.finish(left.saturating_sub(LAST_WORDS).max(LAST_WORDS));
     }
     result.map(|()| cut_short == 0)
 }

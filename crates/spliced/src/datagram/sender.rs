@@ -16,7 +16,7 @@ pub(crate) enum Sender {
         own: Option<IpAddr>,
     },
     Unix(SocketAddrUnix),
-    /// A UNIX socket without a name, which nobody can answer.
+    /// A UNIX socket without a name, or with one that is relative to its directory: nobody can answer it.
     Unnamed,
 }
 
@@ -25,7 +25,11 @@ impl Sender {
     pub(crate) fn of_unix(from: Option<SocketAddrAny>) -> Self {
         let unix = from.and_then(|from| SocketAddrUnix::try_from(from).ok());
         match unix {
-            Some(unix) if unix.path_bytes().is_some() || unix.abstract_name().is_some() => {
+            // A relative path leads elsewhere from here, perhaps to another client.
+            Some(unix)
+                if unix.path_bytes().is_some_and(|path| path.starts_with(b"/"))
+                    || unix.abstract_name().is_some() =>
+            {
                 Self::Unix(unix)
             }
             _ => Self::Unnamed,
@@ -58,5 +62,18 @@ impl fmt::Display for Sender {
             Self::Unix(unix) => SocketAddress::Unix(unix.clone()).fmt(f),
             Self::Unnamed => f.write_str("unnamed"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_path_is_no_name() {
+        let of = |path| Sender::of_unix(SocketAddrUnix::new(path).ok().map(Into::into));
+        assert_eq!(of("client.sock"), Sender::Unnamed);
+        assert_eq!(of("./client.sock"), Sender::Unnamed);
+        assert!(matches!(of("/run/client.sock"), Sender::Unix(_)));
     }
 }

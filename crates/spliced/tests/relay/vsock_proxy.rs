@@ -197,10 +197,11 @@ fn a_server_on_a_machine_that_is_off_is_down() {
     let why = gone["last_error"].to_string();
     assert!(why.contains("context identifier"), "{gone}");
     let client = Peer::connect(&proxy.address("l"));
-    client.write_number(7);
-    // The checks connect to it, too.
+    let payload = Payload::new(7);
+    client.send(payload, 0, 1);
+    // The checks connect to it, too, and send nothing.
     let served = until_found("it is served", || {
-        Some(server.accept()).filter(|peer| peer.try_read_number() == Some(7))
+        Some(server.accept()).filter(|peer| matches!(peer.read_some(payload, 0), Ok(1)))
     });
     exchange(&client, &served, 1, 1000, 1000);
 }

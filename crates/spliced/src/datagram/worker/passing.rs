@@ -11,7 +11,9 @@ use crate::datagram::outcome::Outcome;
 use crate::datagram::piece::Piece;
 use crate::datagram::sender::Sender;
 use crate::datagram::sending::{Unsent, send_all};
+use crate::socket_address::SocketAddress;
 use crate::tally::Dropped;
+use crate::target::leads_to;
 
 /// How often a listener is read before the sessions have their turn.
 const BATCHES_AT_ONCE: usize = 4;
@@ -52,6 +54,9 @@ impl Relaying {
         let mut refused = None;
         for _ in 0..2 {
             let found = self.sessions.find(listener, sender);
+            if found.is_none() && self.is_not_to_be_passed_on(listener, sender, &piece) {
+                return;
+            }
             let open = || self.open(listener, sender, &tried, now);
             let number = match found.map_or_else(open, Ok) {
                 Ok(number) => number,
@@ -106,6 +111,35 @@ impl Relaying {
         if let Some(errno) = refused {
             self.tell_nowhere(listener, sender, errno, &piece, now);
         }
+    }
+
+    /// Whether the datagram is one of several copies, or would come back for ever.
+    fn is_not_to_be_passed_on(
+        &mut self,
+        listener: usize,
+        sender: &Sender,
+        piece: &Piece<'_>,
+    ) -> bool {
+        let Sender::Udp { client, own } = sender else {
+            return false;
+        };
+        let addresses = self.service.addresses();
+        let bound = addresses[listener].inet().map(|bound| bound.ip());
+        let is_to_many = || {
+            own.or(bound)
+                .is_some_and(|to| self.host.answers_from(to).is_none())
+        };
+        if !self.control.takes_those_to_many() && is_to_many() {
+            return true;
+        }
+        let is_of_listener = leads_to(&SocketAddress::Inet(*client), addresses);
+        if is_of_listener {
+            self.lose(piece);
+            self.warn_dropped(&format!(
+                "it is said to come from {client}, where this relay listens"
+            ));
+        }
+        is_of_listener
     }
 
     /// Counts what has no session.
@@ -168,14 +202,14 @@ impl Relaying {
             });
             if let Err(Unsent { errno, rest }) = sent {
                 flow.dropped.nowhere += rest.datagrams() as u64;
-                // Nobody can answer such a client, and it may go on sending.
-                if errno != Errno::DESTADDRREQ {
+                // Nobody can answer such a client, and it may go on sending. A UDP client is never gone: nothing tells, and a
+                // route to it may come back.
+                if errno != Errno::DESTADDRREQ && !listener.is_udp() {
                     gone = Some(errno);
                 }
             }
         }
         self.sessions.touch(number, &self.terms.sessions);
-        // A UDP client is never gone: nothing tells.
         if let Some(errno) = gone {
             self.end(number, Outcome::ClientFailed(errno));
         }

@@ -8,7 +8,7 @@ use netlab::{Lab, Namespace, Need, available};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::UdpGsoSegment;
 use quinn_udp::{EcnCodepoint, RecvMeta, UdpSocketState};
-use socket2::SockRef;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{LONGEST, LONGEST_V6, bytes, client, inet, named, receive, socket};
 use crate::patience::until;
@@ -171,7 +171,7 @@ fn a_wildcard_listener_answers_from_the_address_that_was_asked() {
 }
 
 /// Nobody can answer from a broadcast address, nor to port 0. What a client causes that way is its own affair: others'
-/// trains and congestion marks are kept.
+/// trains and congestion marks are kept. Each thread gets a copy, and one passes it on.
 #[test]
 fn a_client_of_a_broadcast_address_is_answered_and_costs_others_nothing() {
     const MARK: u32 = 2;
@@ -182,13 +182,13 @@ fn a_client_of_a_broadcast_address_is_answered_and_costs_others_nothing() {
     let target = host.enter(|| socket("127.0.0.1:0")).expect("the namespace");
     let name = named(&target);
     let mut inside = host.command(BINARY);
-    let arguments = ["relay", "udp:0.0.0.0:7000", &name, "--threads", "1"];
+    let arguments = ["relay", "udp:0.0.0.0:7000", &name, "--threads", "4"];
     inside.args(arguments).env_remove("SPLICED_LOG");
     let _relay = Relay::spawn(&mut inside);
     let client = host.enter(|| socket("127.0.0.5:0")).expect("the namespace");
     client.set_broadcast(true).expect("its option");
     let mut session = None;
-    for _ in 0..2 {
+    for _ in 0..20 {
         let asked = "127.255.255.255:7000";
         client.send_to(b"to all", asked).expect("it is sent");
         let (_, from) = receive(&target);
@@ -211,6 +211,38 @@ fn a_client_of_a_broadcast_address_is_answered_and_costs_others_nothing() {
         received.is_ok()
     });
     assert_eq!(meta[0].ecn, Some(EcnCodepoint::Ect0));
+}
+
+/// The answers to it would come back as questions, for ever.
+#[test]
+fn a_datagram_that_is_said_to_come_from_the_listener_is_dropped() {
+    const UDP_HEADER_BYTES: u16 = 8;
+    if !available(Need::Netns) {
+        return;
+    }
+    let host = Namespace::new("forged").expect("a namespace");
+    let target = host.enter(|| socket("127.0.0.1:0")).expect("the namespace");
+    let name = named(&target);
+    for listener in ["0.0.0.0:7000", "[::]:7000", "127.0.0.1:7000"] {
+        let mut inside = host.command(BINARY);
+        let listener = format!("udp:{listener}");
+        inside
+            .args(["relay", &listener, &name, "--threads", "1"])
+            .env_remove("SPLICED_LOG");
+        let relay = Relay::spawn(&mut inside);
+        let ports = [7000_u16, 7000, UDP_HEADER_BYTES + 4, 0].map(u16::to_be_bytes);
+        let forged = [&ports.concat()[..], b"loop"].concat();
+        let sent = host.enter(|| {
+            let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP))?;
+            let local: SocketAddr = ([127, 0, 0, 1], 0).into();
+            raw.send_to(&forged, &local.into())
+        });
+        assert_eq!(sent.expect("the namespace").expect("sent"), forged.len());
+        relay.wait_logged("it is said to come from");
+        let other = host.enter(|| socket("127.0.0.1:0")).expect("the namespace");
+        other.send_to(b"other", "127.0.0.1:7000").expect("sent");
+        assert_eq!(receive(&target).0, b"other");
+    }
 }
 
 /// Merged datagrams that are too long for the next link cannot go out merged, and go out as fragments.
