@@ -60,7 +60,7 @@ fn a_wrong_address_is_named_with_its_argument_and_remedy() {
         ("::1:80", "needs brackets", "write [::1]:80"),
         ("[::1]80", "not a number", "write one behind the last colon"),
         ("[127.0.0.1]:80", "no IPv6 address", "write [::1]:80"),
-        ("http://host:80", "character", "remove it"),
+        ("http://host:80", "contains '/'", "remove it"),
         ("unix:", "needs a name", "write unix:/path"),
         ("unix:@", "needs a name", "unix:@abstract"),
         (
