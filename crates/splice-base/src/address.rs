@@ -207,6 +207,9 @@ pub(crate) fn parse_inet(text: &str, prefix: &str, forms: &str) -> Result<Addres
             }
         },
         None => match host.chars().find(|one| is_in_no_host(*one)) {
+            Some(',') => {
+                return Err(invalid(text, "it is a list of addresses; write one"));
+            }
             Some(wrong) => {
                 return Err(invalid(
                     text,

@@ -52,33 +52,7 @@ impl FromStr for SocketName {
     /// [`ErrorKind::InvalidAddress`](crate::ErrorKind::InvalidAddress), with the text, what is wrong with it
     /// and how to write it.
     fn from_str(text: &str) -> Result<Self> {
-        let after = |prefix| text.strip_prefix(prefix);
-        if text.starts_with("udp:") {
-            return parse_inet(text, "udp:", "udp:HOST:PORT or udp::PORT").map(Self::Udp);
-        }
-        if let Some(name) = after("unixgram:") {
-            return parse_unix(text, name, "unixgram:").map(Self::UnixDatagram);
-        }
-        if let Some(name) = after("seqpacket:") {
-            let named = match parse_unix(text, name, "seqpacket:")? {
-                Address::UnixPath(path) => Address::Seqpacket(SeqpacketAddress::UnixPath(path)),
-                Address::UnixAbstract(name) => {
-                    Address::Seqpacket(SeqpacketAddress::UnixAbstract(name))
-                }
-                other => other,
-            };
-            return Ok(Self::Connected(named));
-        }
-        if let Some(rest) = after("vsock:") {
-            return parse_vsock(text, rest).map(|vsock| Self::Connected(Address::Vsock(vsock)));
-        }
-        if let Some(rest) = after("vsock-seqpacket:") {
-            let vsock = parse_vsock(text, rest)?;
-            let seqpacket = Address::Seqpacket(SeqpacketAddress::Vsock(vsock));
-            return Ok(Self::Connected(seqpacket));
-        }
-        let named = text.parse().map(Self::Connected);
-        named.map_err(|error| match meant(text) {
+        parse(text).map_err(|error| match meant(text) {
             Some(meant) => invalid(
                 text,
                 &format!("it begins with no kind of socket; write {meant}"),
@@ -88,10 +62,36 @@ impl FromStr for SocketName {
     }
 }
 
+fn parse(text: &str) -> Result<SocketName> {
+    let after = |prefix| text.strip_prefix(prefix);
+    if text.starts_with("udp:") {
+        return parse_inet(text, "udp:", "udp:HOST:PORT or udp::PORT").map(SocketName::Udp);
+    }
+    if let Some(name) = after("unixgram:") {
+        return parse_unix(text, name, "unixgram:").map(SocketName::UnixDatagram);
+    }
+    if let Some(name) = after("seqpacket:") {
+        let named = match parse_unix(text, name, "seqpacket:")? {
+            Address::UnixPath(path) => Address::Seqpacket(SeqpacketAddress::UnixPath(path)),
+            Address::UnixAbstract(name) => Address::Seqpacket(SeqpacketAddress::UnixAbstract(name)),
+            other => other,
+        };
+        return Ok(SocketName::Connected(named));
+    }
+    if let Some(rest) = after("vsock:") {
+        return parse_vsock(text, rest).map(|vsock| SocketName::Connected(Address::Vsock(vsock)));
+    }
+    if let Some(rest) = after("vsock-seqpacket:") {
+        let vsock = parse_vsock(text, rest)?;
+        let seqpacket = Address::Seqpacket(SeqpacketAddress::Vsock(vsock));
+        return Ok(SocketName::Connected(seqpacket));
+    }
+    text.parse().map(SocketName::Connected)
+}
+
 /// What somebody has meant who writes kinds of sockets as other programs do.
 fn meant(text: &str) -> Option<String> {
     let (kind, rest) = text.split_once(':')?;
-    let rest = rest.strip_prefix("//").unwrap_or(rest);
     let kind = match kind.to_ascii_lowercase().as_str() {
         "tcp" | "tcp4" | "tcp6" => "",
         "udp" | "udp4" | "udp6" => "udp:",
@@ -99,10 +99,12 @@ fn meant(text: &str) -> Option<String> {
         "unixgram" | "unixdgram" | "unix-dgram" | "dgram" => "unixgram:",
         "seqpacket" | "unixpacket" | "unix-seqpacket" => "seqpacket:",
         "vsock" => "vsock:",
+        "vsock-seqpacket" => "vsock-seqpacket:",
         _ => return None,
     };
+    let rest = rest.strip_prefix("//").unwrap_or(rest);
     let meant = format!("{kind}{rest}");
-    (meant != text && meant.parse::<SocketName>().is_ok()).then_some(meant)
+    (meant != text && parse(&meant).is_ok()).then_some(meant)
 }
 
 fn parse_vsock(text: &str, rest: &str) -> Result<VsockAddress> {
@@ -191,7 +193,11 @@ mod tests {
             ("udp6:[::1]:53", "; write udp:[::1]:53"),
             ("unixdgram:/x", "; write unixgram:/x"),
             ("unix-seqpacket:@x", "; write seqpacket:@x"),
-            ("udp:127.0.0.1:53,udp:127.0.0.2:53", "contains ','"),
+            ("udp://127.0.0.1:53", "; write udp:127.0.0.1:53"),
+            ("vsock://2:80", "; write vsock:2:80"),
+            ("vsock-seqpacket://2:80", "; write vsock-seqpacket:2:80"),
+            ("udp:127.0.0.1:53,udp:127.0.0.2:53", "write one"),
+            (&"tcp:".repeat(100_000), "not a number"),
         ] {
             let error = text.parse::<SocketName>().expect_err(text);
             assert!(error.to_string().contains(why), "{error}");

@@ -110,7 +110,8 @@ impl Routes {
 
     /// Whether the segments of a TCP connection to an address stay on this host: it is one of its addresses, or of a
     /// range that is routed here (`ip route add local`). Rules may tell by ports and sources (`ip rule add ipproto tcp
-    /// dport ...`). `from` is the other end once the connection is made.
+    /// dport ...`). `from` is the other end once the connection is made. A link-local address is one of the interface that its
+    /// scope names, if it names one.
     ///
     /// # Errors
     /// If netlink fails, or the host does not have the address `from` any more.
@@ -121,6 +122,11 @@ impl Routes {
         ];
         if let Some(from) = from {
             connection.push(attribute(rta::SOURCE_PORT, &from.port().to_be_bytes()));
+        }
+        if let SocketAddr::V6(to) = to
+            && to.scope_id() != 0
+        {
+            connection.push(attribute(rta::OUT_DEVICE, &to.scope_id().to_ne_bytes()));
         }
         let mut is_local = false;
         let source = from.map(|from| from.ip());

@@ -89,7 +89,7 @@ CASE(undoing_at_random_bytes, BOTH)
  * a round takes until it has been sent again, twice perhaps: 0.6 to 0.9 s (TCPTimeouts). */
 CASE(undoing_at_random_bytes_of_small_buffers, BOTH)
 {
-	int count = rounds(1000) / 25;
+	int count = 1 + rounds(1000) / 25;
 
 	for (int round = 0; round < count; round++)
 		undo_in_full_flow(round, true);

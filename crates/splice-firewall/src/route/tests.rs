@@ -1,6 +1,9 @@
+use std::net::{SocketAddrV6, UdpSocket};
 use std::os::fd::OwnedFd;
 
+use netlab::{Namespace, Need, available};
 use netlink_packet_core::{NLMSG_ERROR, NetlinkBuffer};
+use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
 use super::*;
@@ -84,6 +87,36 @@ fn the_loopback_address_is_found_and_leads_to_lo() -> io::Result<()> {
     for address in ["203.0.113.1:80", "[2001:db8::1]:80"] {
         let address = address.parse().map_err(io::Error::other)?;
         assert!(!routes.is_local(address, None)?, "{address}");
+    }
+    Ok(())
+}
+
+/// Routers have the same one on each interface, and so may their neighbours.
+#[test]
+fn a_link_local_address_is_one_of_its_interface() -> io::Result<()> {
+    if !available(Need::Netns) {
+        return Ok(());
+    }
+    let here = Namespace::new("linklocal").map_err(io::Error::other)?;
+    for arguments in [
+        "link add one type veth peer name two",
+        "link set one up",
+        "link set two up",
+        "addr add fe80::1/64 dev one nodad",
+    ] {
+        let added = here.command("ip").args(arguments.split(' ')).status()?;
+        assert!(added.success(), "ip {arguments}");
+    }
+    let is_local = |device| -> io::Result<bool> {
+        let mut routes = Routes::new()?;
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let scope = name_to_index(&socket, device)?;
+        let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+        routes.is_local(SocketAddrV6::new(ip, 53, 0, scope).into(), None)
+    };
+    for (device, expected) in [("one", true), ("two", false)] {
+        let is_local = here.enter(|| is_local(device)).map_err(io::Error::other)?;
+        assert_eq!(is_local?, expected, "{device}");
     }
     Ok(())
 }

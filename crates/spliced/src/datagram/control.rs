@@ -96,9 +96,9 @@ impl Control {
         }))
     }
 
-    /// Whether the thread is the first of its group: of a datagram to a broadcast or multicast address the kernel gives a copy to
-    /// each socket (`__udp4_lib_mcast_deliver`), and one is passed on.
-    pub(crate) fn takes_those_to_many(&self) -> bool {
+    /// Whether this thread passes on datagrams to a broadcast or multicast address: the kernel gives a copy to each
+    /// socket (`__udp4_lib_mcast_deliver`), and only one thread passes it on.
+    pub(crate) fn passes_on_copies(&self) -> bool {
         self.is_first
     }
 

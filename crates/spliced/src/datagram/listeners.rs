@@ -157,7 +157,13 @@ fn bind(
             let _ = sockopt::set_socket_recv_buffer_size(socket.fd(), RECEIVE_BUFFER_BYTES);
         }
     }
+    let is_small = || {
+        let bytes = sockopt::socket_send_buffer_size(socket.fd());
+        bytes.is_ok_and(|bytes| bytes < UNREAD_BYTES)
+    };
+    // The kernel doubles what is asked for.
     if !socket.is_udp()
+        && is_small()
         && sockopt::set_socket_send_buffer_size_force(socket.fd(), UNREAD_BYTES / 2).is_err()
     {
         // As above.

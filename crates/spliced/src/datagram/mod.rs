@@ -142,6 +142,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         ask: move |survey: &Arc<Survey>| askers.iter().for_each(|ask| ask(survey)),
     };
     let (facts, admin) = single.open(&plan.control, diagnostics);
+    let mut is_draining = false;
     let mut draining_until = None;
     // Until when the access log may be written.
     let mut ends_at = None;
@@ -153,7 +154,8 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
         });
         match events.recv_timeout(wait) {
             Ok(Event::Reopen) => access_log.iter().for_each(AccessLog::reopen),
-            Ok(Event::Stop) if draining_until.is_none() => {
+            Ok(Event::Stop) if !is_draining => {
+                is_draining = true;
                 facts.drains();
                 admin.iter().for_each(AdminSocket::stop_waiting);
                 let timeout = plan.drain_timeout;

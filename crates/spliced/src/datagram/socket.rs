@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recvfrom, send, sendto,
-    socket_with, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, connect_unspec,
+    recvfrom, send, sendto, socket_with, sockopt,
 };
 use splice_base::socket_option::{merge_datagrams, report_destination};
 
@@ -202,15 +202,34 @@ impl Host {
     /// The address that answers come from, if a client has sent to `own`. `None`: the one that the kernel chooses, since
     /// nobody answers from a broadcast or multicast address.
     pub(crate) fn answers_from(&self, own: IpAddr) -> Option<IpAddr> {
-        let is_of_many = match own.to_canonical() {
-            own if own.is_multicast() => true,
-            // Only a socket that may broadcast is connected to such an address.
-            IpAddr::V4(own) => {
-                let connected = connect(&self.socket, &SocketAddr::from((own, DISCARD)));
-                connected == Err(Errno::ACCESS)
-            }
+        (!self.is_of_many(own)).then_some(own)
+    }
+
+    /// Whether an address is a broadcast or multicast address.
+    pub(crate) fn is_of_many(&self, address: IpAddr) -> bool {
+        match address.to_canonical() {
+            address if address.is_multicast() => true,
+            IpAddr::V4(address) => self.is_broadcast(address),
             IpAddr::V6(_) => false,
-        };
-        (!is_of_many).then_some(own)
+        }
+    }
+
+    /// Only a socket that may broadcast is connected to such an address. None is if a route prohibits that.
+    fn is_broadcast(&self, address: Ipv4Addr) -> bool {
+        let connect = || connect(&self.socket, &SocketAddr::from((address, DISCARD)));
+        let connected = connect().or_else(|errno| match errno {
+            Errno::ACCESS => Err(errno),
+            // It still has the source that its first route has given it, which this host may have no more.
+            _ => {
+                connect_unspec(&self.socket)?;
+                connect()
+            }
+        });
+        if connected != Err(Errno::ACCESS) || self.socket.set_broadcast(true).is_err() {
+            return false;
+        }
+        let is_broadcast = connect().is_ok();
+        let _ = self.socket.set_broadcast(false);
+        is_broadcast
     }
 }

@@ -31,7 +31,7 @@ use self::answer_age::{AnswerAge, Use};
 pub(crate) use self::moved::Moved;
 use self::moved::Moves;
 use self::own_address::may_lead_to;
-pub(crate) use self::own_address::{Meeting, leads_to};
+pub(crate) use self::own_address::{Meeting, is_from_listener, leads_to};
 pub(crate) use self::own_address::{follow_routes, is_on_this_host, is_own};
 use crate::race::Preference;
 use crate::socket_address::SocketAddress;

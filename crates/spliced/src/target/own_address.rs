@@ -21,6 +21,13 @@ pub(crate) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> b
     reaches(target, listening, is_own, || vsock_local_cid().ok())
 }
 
+/// Whether a datagram that is said to come from `sender` comes from a listener on one of `listening`. Where the routes cannot
+/// be read, only an address that is named there counts: whoever has the same port as the listener is a client otherwise.
+pub(crate) fn is_from_listener(sender: SocketAddr, listening: &[SocketAddress]) -> bool {
+    let is_own = |sender| Some(is_known_as_own(sender));
+    reaches(&SocketAddress::Inet(sender), listening, is_own, || None)
+}
+
 fn reaches(
     target: &SocketAddress,
     listening: &[SocketAddress],
@@ -102,16 +109,10 @@ fn covers(
 pub(crate) fn is_own(to: SocketAddr, from: Option<SocketAddr>) -> Option<bool> {
     static WARNING: LazyLock<RateLimitedWarning> =
         LazyLock::new(|| RateLimitedWarning::of("addresses whose routes could not be read"));
-    let ip = to.ip().to_canonical();
-    if ip.is_loopback() {
-        return Some(true);
-    }
-    let from = from.map(|from| SocketAddr::new(from.ip().to_canonical(), from.port()));
-    // An address that another one stands for may be of the other family.
-    let from = from.filter(|from| from.is_ipv4() == ip.is_ipv4());
-    match ask(|routes| routes.is_local((ip, to.port()).into(), from)) {
-        Ok(is_local) => Some(is_local),
+    match ask_whether_own(to, from) {
+        Ok(is_own) => Some(is_own),
         Err(error) => {
+            let ip = to.ip().to_canonical();
             WARNING.emit(|suppressed| {
                 tracing::warn!(
                     "whether {ip} is an address of this host cannot be found out, so it is refused: its routes \
@@ -124,13 +125,31 @@ pub(crate) fn is_own(to: SocketAddr, from: Option<SocketAddr>) -> Option<bool> {
     }
 }
 
+/// The same where nothing is refused for it.
+fn is_known_as_own(address: SocketAddr) -> bool {
+    ask_whether_own(address, None).unwrap_or(false)
+}
+
+fn ask_whether_own(to: SocketAddr, from: Option<SocketAddr>) -> io::Result<bool> {
+    let to = match to.ip().to_canonical() {
+        ip if ip.is_loopback() => return Ok(true),
+        IpAddr::V4(ip) => (ip, to.port()).into(),
+        // A link-local address includes its interface.
+        IpAddr::V6(_) => to,
+    };
+    let from = from.map(|from| SocketAddr::new(from.ip().to_canonical(), from.port()));
+    // An address that another one stands for may be of the other family.
+    let from = from.filter(|from| from.is_ipv4() == to.is_ipv4());
+    ask(|routes| routes.is_local(to, from))
+}
+
 /// Whether a server at `address` is on this host, as far as its routes are known: its segments pass the loopback device then,
 /// whatever the address.
 pub(crate) fn is_on_this_host(address: &SocketAddress) -> bool {
     match address {
         // A connection to it goes to this host.
         SocketAddress::Inet(address) if address.ip().to_canonical().is_unspecified() => true,
-        SocketAddress::Inet(address) => is_own(*address, None) == Some(true),
+        SocketAddress::Inet(address) => is_known_as_own(*address),
         other => other.is_of_loopback(),
     }
 }

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::buffers::{Piece, Taken};
 use super::lane_state::{BufferKind, ReceiveState, SendState, StreamEnd};
-use super::{AHEAD_BYTES, CLOCK, EPOLL, FORGETS_AFTER_BYTES, OPERATION_BITS, RECEIVE, Ring, SEND};
+use super::{AHEAD_BYTES, CLOCK, EPOLL, OPERATION_BITS, RECEIVE, Ring, SEND};
 use crate::reactor::Readiness;
 
 impl Ring {
@@ -33,7 +33,7 @@ impl Ring {
                 }
                 CLOCK => {
                     self.clock_runs = false;
-                    self.look();
+                    self.receive_forgotten();
                 }
                 EPOLL => {
                     self.watches_epoll = false;
@@ -79,11 +79,7 @@ impl Ring {
         };
         let bytes = usize::try_from(entry.result()).unwrap_or(0);
         if state.receive == ReceiveState::Multishot {
-            let before = state.unseen_bytes;
-            state.unseen_bytes = before.saturating_add(bytes);
-            if before < FORGETS_AFTER_BYTES && state.unseen_bytes >= FORGETS_AFTER_BYTES {
-                self.unseen.push(index);
-            }
+            self.forgotten.note(index, state, bytes);
         }
         let mut is_lost = false;
         if let Some(first) = cqueue::buffer_select(entry.flags()) {

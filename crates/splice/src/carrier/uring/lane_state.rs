@@ -88,8 +88,8 @@ pub(super) struct LaneState {
     pub(super) cancelled: bool,
     pub(super) released: bool,
     pub(super) received: VecDeque<Piece>,
-    /// How many have been received since the socket was seen to be empty.
-    pub(super) unseen_bytes: usize,
+    /// How many bytes the multishot receive has brought.
+    pub(super) multishot_bytes: usize,
     pub(super) stream_end: Option<StreamEnd>,
     pub(super) send: SendState,
     /// In flight. The kernel reads it while `send` is submitted.
@@ -104,7 +104,7 @@ impl LaneState {
         cancelled: false,
         released: false,
         received: VecDeque::new(),
-        unseen_bytes: 0,
+        multishot_bytes: 0,
         stream_end: None,
         send: SendState::Idle,
         sending: VecDeque::new(),

@@ -43,6 +43,7 @@
 
 mod buffers;
 mod completion;
+mod forgotten;
 mod lane;
 mod lane_state;
 mod poller;
@@ -58,9 +59,10 @@ use std::{fmt, io};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{CancelBuilder, Fd};
 use io_uring::{IoUring, opcode};
-use rustix::io::{Errno, ioctl_fionread};
+use rustix::io::Errno;
 
 use self::buffers::{BufferGroup, Piece};
+use self::forgotten::Forgotten;
 pub(crate) use self::lane::{Lane, ReadHint};
 use self::lane_state::{
     BufferKind, Gather, LanePair, LaneState, Lanes, ReceiveState, SendState, StreamEnd,
@@ -77,12 +79,6 @@ const AHEAD_BYTES: usize = 64 << 10;
 /// take all provided buffers before it can be cancelled.
 const MULTISHOT_BYTES: usize =
     AHEAD_BYTES + setup::MESSAGE_BUFFERS as usize * setup::MESSAGE_BUFFER_BYTES as usize;
-
-/// The kernel leaves a multishot receive armed and forgets what arrives as it leaves its loop, if 128 wake-ups have come since
-/// it was there the last time (`IO_POLL_REF_BIAS`): `io_poll_check_events` takes them all back, and does not look at the
-/// `IO_POLL_RETRY_FLAG` that the next one has set (seen on 6.18). Each wake-up brings a byte at least, so a lane that has
-/// received half as many looks for itself when the clock stops: for each message that would be a system call more.
-const FORGETS_AFTER_BYTES: usize = 64;
 
 /// No send waits for room on the ring: if the other end has ended its own stream, such a wait is
 /// woken at once and for ever (`IO_POLL_UNMASK` contains `EPOLLRDHUP`, 6.18). epoll can tell room
@@ -118,8 +114,8 @@ pub(crate) struct Ring {
     /// A request that polls the loop's epoll instance is pending.
     watches_epoll: bool,
     epoll_has_events: bool,
-    /// Lanes that look at their sockets when the clock stops.
-    unseen: Vec<usize>,
+    /// Lanes from which the kernel may have forgotten a byte.
+    forgotten: Forgotten,
     /// A request that wakes the loop after `CLOCK_TIME` is pending.
     clock_runs: bool,
     /// Wakes a loop that does not wait in the ring.
@@ -151,7 +147,7 @@ impl Ring {
             ready: VecDeque::new(),
             waiting: VecDeque::new(),
             silent: Vec::new(),
-            unseen: Vec::new(),
+            forgotten: Forgotten::default(),
             starved: Vec::new(),
             watches_epoll: false,
             epoll_has_events: false,
@@ -412,27 +408,6 @@ impl Ring {
         match state.send {
             SendState::Done(count) | SendState::Short(count) => count,
             _ => 0,
-        }
-    }
-
-    /// Has the lanes that may have been forgotten receive afresh, unless their sockets are empty.
-    fn look(&mut self) {
-        for index in std::mem::take(&mut self.unseen) {
-            let Some(pair) = self.lanes.0.get_mut(index / 2) else {
-                continue;
-            };
-            let state = &mut pair.states[index % 2];
-            state.unseen_bytes = 0;
-            if state.receive != ReceiveState::Multishot || state.cancelled {
-                continue;
-            }
-            // SAFETY: the socket of a pending receive is open; its owner waits for `release`.
-            let source = unsafe { BorrowedFd::borrow_raw(state.source) };
-            // Not every kind of socket tells.
-            if ioctl_fionread(source) != Ok(0) {
-                state.cancelled = true;
-                self.cancel(index);
-            }
         }
     }
 

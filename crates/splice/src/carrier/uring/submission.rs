@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{CLOCK, EPOLL, Ring, errno_of};
 
-/// How long a silent send may stay uncounted while nothing else happens, and a byte forgotten.
+/// How long a silent send may stay uncounted while nothing else happens, and half of how long a byte may be forgotten.
 static CLOCK_TIME: Timespec = Timespec::new().nsec(50_000_000);
 
 impl Ring {
@@ -38,7 +38,7 @@ impl Ring {
 
     /// Submits the timer that bounds how long silent sends stay uncounted and bytes forgotten.
     pub(super) fn start_clock(&mut self) {
-        let is_needed = !self.silent.is_empty() || !self.unseen.is_empty();
+        let is_needed = !self.silent.is_empty() || !self.forgotten.is_empty();
         if is_needed && !self.clock_runs {
             self.clock_runs = true;
             let entry = opcode::Timeout::new(&raw const CLOCK_TIME);

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,12 +47,12 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-fn is_available() -> bool {
+pub(super) fn is_available() -> bool {
     let forbidden = super::probe().err().map(|obstacle| obstacle.reason);
     netlab::present("uring", forbidden)
 }
 
-fn join(event_loop: &mut EventLoop, ends: [UnixStream; 2]) -> Handle {
+pub(super) fn join(event_loop: &mut EventLoop, ends: [UnixStream; 2]) -> Handle {
     let [near, far] = ends.map(|end| Endpoint::new(end).unwrap());
     let options = Options {
         engine: EngineChoice::Only(EngineName::Uring),
@@ -420,72 +419,4 @@ fn a_late_message_of_two_buffers_beside_another_is_lost() {
     for _ in 0..Waiting::ROUNDS {
         waiting.others_go_on();
     }
-}
-
-/// A byte that comes just as the kernel leaves the loop in which it has received a burst ([`FORGETS_AFTER_BYTES`]).
-#[test]
-fn the_byte_after_a_burst_arrives() {
-    /// More than 128, and no more than a socket may hold by default.
-    const BURST: usize = 200;
-    const ROUNDS: usize = 20_000;
-    /// By how much the last byte comes later than it did in the round before, or earlier, in nanoseconds.
-    const STEP: usize = 53;
-    const JITTER: usize = 600;
-    if !is_available() {
-        return;
-    }
-    let mut event_loop = EventLoop::new().unwrap();
-    let (mut client, near) = UnixStream::pair().unwrap();
-    let (far, mut server) = UnixStream::pair().unwrap();
-    server.set_nonblocking(true).unwrap();
-    let _handle = join(&mut event_loop, [near, far]);
-    // The round that has begun, and how long after that the last byte is to come.
-    let (begun, delay) = (AtomicUsize::new(0), AtomicUsize::new(20_000));
-    thread::scope(|scope| {
-        let mut last = client.try_clone().unwrap();
-        let (begun, delay) = (&begun, &delay);
-        scope.spawn(move || {
-            for round in 1..=ROUNDS {
-                while begun.load(Ordering::Relaxed) < round {
-                    std::hint::spin_loop();
-                }
-                let start = Instant::now();
-                let delay = delay.load(Ordering::Relaxed) + round * 7919 % JITTER;
-                while start.elapsed() < Duration::from_nanos(delay as u64) {
-                    std::hint::spin_loop();
-                }
-                if begun.load(Ordering::Relaxed) == round {
-                    last.write_all(&[1]).unwrap();
-                }
-            }
-        });
-        for round in 1..=ROUNDS {
-            for _ in 0..BURST {
-                client.write_all(&[0]).unwrap();
-            }
-            begun.store(round, Ordering::Relaxed);
-            let (start, mut arrived) = (Instant::now(), 0);
-            while arrived < BURST + 1 && start.elapsed() < PATIENCE {
-                event_loop.turn(Some(Duration::ZERO)).unwrap();
-                let mut bytes = [0; 2 * BURST];
-                let count = server.read(&mut bytes).unwrap_or(0);
-                if arrived == 0 && count > 0 {
-                    // It approaches the moment in which the kernel has received the burst.
-                    let was = delay.load(Ordering::Relaxed);
-                    let next = if count > BURST {
-                        was + STEP
-                    } else {
-                        was.saturating_sub(STEP)
-                    };
-                    delay.store(next, Ordering::Relaxed);
-                }
-                arrived += count;
-            }
-            if arrived < BURST + 1 {
-                // The other thread ends.
-                begun.store(usize::MAX, Ordering::Relaxed);
-                panic!("{arrived} bytes have arrived in round {round}");
-            }
-        }
-    });
 }

@@ -11,9 +11,8 @@ use crate::datagram::outcome::Outcome;
 use crate::datagram::piece::Piece;
 use crate::datagram::sender::Sender;
 use crate::datagram::sending::{Unsent, send_all};
-use crate::socket_address::SocketAddress;
 use crate::tally::Dropped;
-use crate::target::leads_to;
+use crate::target::is_from_listener;
 
 /// How often a listener is read before the sessions have their turn.
 const BATCHES_AT_ONCE: usize = 4;
@@ -54,8 +53,18 @@ impl Relaying {
         let mut refused = None;
         for _ in 0..2 {
             let found = self.sessions.find(listener, sender);
-            if found.is_none() && self.is_not_to_be_passed_on(listener, sender, &piece) {
-                return;
+            if found.is_none() {
+                if self.is_copy(listener, sender) {
+                    return;
+                }
+                if let Sender::Udp { client, .. } = sender
+                    && is_from_listener(*client, self.service.addresses())
+                {
+                    self.lose(&piece);
+                    return self.warn_dropped(&format!(
+                        "it is said to come from {client}, where this relay listens"
+                    ));
+                }
             }
             let open = || self.open(listener, sender, &tried, now);
             let number = match found.map_or_else(open, Ok) {
@@ -113,33 +122,15 @@ impl Relaying {
         }
     }
 
-    /// Whether the datagram is one of several copies, or would come back for ever.
-    fn is_not_to_be_passed_on(
-        &mut self,
-        listener: usize,
-        sender: &Sender,
-        piece: &Piece<'_>,
-    ) -> bool {
-        let Sender::Udp { client, own } = sender else {
+    /// Whether this is a copy, which the kernel gives to each thread, of a datagram that another thread passes on.
+    fn is_copy(&self, listener: usize, sender: &Sender) -> bool {
+        if self.control.passes_on_copies() {
             return false;
-        };
-        let addresses = self.service.addresses();
-        let bound = addresses[listener].inet().map(|bound| bound.ip());
-        let is_to_many = || {
-            own.or(bound)
-                .is_some_and(|to| self.host.answers_from(to).is_none())
-        };
-        if !self.control.takes_those_to_many() && is_to_many() {
-            return true;
         }
-        let is_of_listener = leads_to(&SocketAddress::Inet(*client), addresses);
-        if is_of_listener {
-            self.lose(piece);
-            self.warn_dropped(&format!(
-                "it is said to come from {client}, where this relay listens"
-            ));
-        }
-        is_of_listener
+        let bound = self.service.addresses()[listener].inet();
+        let bound = bound.map(|bound| bound.ip());
+        let to = sender.own().or(bound);
+        to.is_some_and(|to| self.host.is_of_many(to))
     }
 
     /// Counts what has no session.

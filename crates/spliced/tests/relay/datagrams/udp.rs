@@ -11,6 +11,7 @@ use quinn_udp::{EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{LONGEST, LONGEST_V6, bytes, client, inet, named, receive, socket};
+use crate::forbidden_call::ForbiddenCall;
 use crate::patience::until;
 use crate::random::Random;
 use crate::relay::{BINARY, Relay};
@@ -243,6 +244,30 @@ fn a_datagram_that_is_said_to_come_from_the_listener_is_dropped() {
         other.send_to(b"other", "127.0.0.1:7000").expect("sent");
         assert_eq!(receive(&target).0, b"other");
     }
+}
+
+/// Programs that send from the port that they listen on are clients, also where the relay cannot know its host's addresses.
+#[test]
+fn a_client_with_the_port_of_the_listener_is_served_without_netlink() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().expect("namespaces");
+    let target = lab.relay().enter(|| socket("127.0.0.1:0"));
+    let target = target.expect("entered");
+    let Some(mut inside) = ForbiddenCall::NETLINK.spliced(lab.relay().command("perl")) else {
+        return;
+    };
+    inside.args(["relay", "udp:0.0.0.0:7000", &named(&target)]);
+    let _relay = Relay::spawn(inside.env_remove("SPLICED_LOG"));
+    let client = lab.client().enter(|| socket("0.0.0.0:7000"));
+    let client = client.expect("entered");
+    client.connect((Lab::RELAY_V4, 7000)).expect("it connects");
+    client.send(b"question").expect("it is sent");
+    let (received, from) = receive(&target);
+    assert_eq!(received, b"question");
+    target.send_to(b"answer", from).expect("it is answered");
+    assert_eq!(receive(&client).0, b"answer");
 }
 
 /// Merged datagrams that are too long for the next link cannot go out merged, and go out as fragments.
