@@ -235,7 +235,11 @@ mod tests {
     fn told(given: &[Given]) -> Vec<(String, bool)> {
         let plans = given.iter().map(|one| {
             let address = "127.0.0.1:1".parse().expect("an address");
-            let mut plan = BackendPlan::of_one(one.name, address, Duration::from_secs(1));
+            let mut plan = BackendPlan::of_one(
+                one.name,
+                ServerAddress::Address(address),
+                Duration::from_secs(1),
+            );
             let name: SocketName = "udp:127.0.0.1:1".parse().expect("a name");
             plan.servers[0].address = ServerAddress::Datagrams(name);
             plan

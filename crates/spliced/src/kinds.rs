@@ -4,43 +4,34 @@ use anyhow::Result;
 use splice::{Address, EngineChoice, EngineName, SocketName};
 
 use crate::cli::RelayArgs;
-use crate::datagram::DatagramPlan;
-use crate::plan::{DatagramTerms, NO_MACHINE, Plan};
+use crate::plan::{NO_MACHINE, Plan, datagram_address};
 use crate::refusal::WrongUsage;
 use crate::relay;
 
 /// What `spliced relay` is to do, by the kinds of its sockets.
-#[derive(Debug)]
-pub(crate) enum Kinds {
-    /// Of streams, or of messages.
-    Connections(Plan),
-    Datagrams(DatagramPlan),
-}
-
-impl Kinds {
-    /// # Errors
-    /// If the two kinds do not fit, or an option belongs to another kind.
-    pub(crate) fn of(args: RelayArgs) -> Result<Self> {
-        args.access_log.check().or_else(refuse)?;
-        let (listen, target) = (args.listen.clone(), args.target.clone());
-        if let (SocketName::Connected(near), SocketName::Connected(far)) = (&listen, &target)
-            && near.keeps_messages() == far.keeps_messages()
-        {
-            refuse_those_of_datagrams(&args)?;
-            refuse_on_connections(near, far, &args)?;
-            let (listen, target) = (near.clone(), far.clone());
-            return Ok(Self::Connections(relay::plan_of_relay(
-                args, listen, target,
-            )));
-        }
-        if let Some(plan) = DatagramPlan::between(listen.clone(), target.clone()) {
-            return of_datagrams(plan, args).map(Self::Datagrams);
-        }
-        refuse(&format!(
-            "{listen} and {target} cannot be joined: a stream, a datagram socket and one with messages \
-             (seqpacket) carry different things; give both the same kind"
-        ))
+///
+/// # Errors
+/// If the two kinds do not fit, or an option belongs to another kind.
+pub(crate) fn plan(args: RelayArgs) -> Result<Plan> {
+    args.access_log.check().or_else(refuse)?;
+    let (listen, target) = (args.listen.clone(), args.target.clone());
+    if let (SocketName::Connected(near), SocketName::Connected(far)) = (&listen, &target)
+        && near.keeps_messages() == far.keeps_messages()
+    {
+        refuse_those_of_datagrams(&args)?;
+        refuse_on_connections(near, far, &args)?;
+        return Ok(relay::plan_of_connections(args, near.clone(), far.clone()));
     }
+    if listen.is_datagram()
+        && let Some(to) = datagram_address(&target)
+    {
+        refuse_on_datagrams(to, &args)?;
+        return Ok(relay::plan_of_datagrams(args));
+    }
+    refuse(&format!(
+        "{listen} and {target} cannot be joined: a stream, a datagram socket and one with messages (seqpacket) \
+         carry different things; give both the same kind"
+    ))
 }
 
 /// Refuses what connections between such sockets cannot have.
@@ -115,11 +106,12 @@ fn refuse_those_of_datagrams(args: &RelayArgs) -> Result<()> {
     }
 }
 
-fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
+/// Refuses what a relay of datagrams to the address `to` cannot have.
+fn refuse_on_datagrams(to: &Address, args: &RelayArgs) -> Result<()> {
     if args.engine != EngineChoice::default() {
         return refuse(&format!(
             "--engine {} moves streams, and {} is a datagram socket; leave --engine out",
-            args.engine, plan.listen
+            args.engine, args.listen
         ));
     }
     if args.bypass_firewall {
@@ -128,21 +120,21 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     if args.from_syn {
         return refuse("--from-syn is for TCP; leave it out for datagrams");
     }
-    if let Address::Inet { port: 0, .. } = &plan.target_address {
+    if let Address::Inet { port: 0, .. } = to {
         return refuse(&format!(
             "the target {} cannot be used: nobody listens on port 0; write its port",
-            plan.target
+            args.target
         ));
     }
-    refuse_those_of_connections(&args)?;
+    refuse_those_of_connections(args)?;
     let access = args.life.file_access;
-    access.suit(&plan.listen).map_err(WrongUsage::new)?;
+    access.suit(&args.listen).map_err(WrongUsage::new)?;
     if args.connect_timeout.is_some() {
         return refuse(
             "--connect-timeout is for connections, which datagrams do not have; leave it out",
         );
     }
-    if let SocketName::UnixDatagram(_) = plan.listen {
+    if let SocketName::UnixDatagram(_) = args.listen {
         if args.life.threads.is_some_and(|threads| threads > 1) {
             return refuse(
                 "--threads is for UDP: a UNIX datagram socket has one queue, which one thread reads; leave it out",
@@ -155,7 +147,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
             );
         }
         if let (SocketName::UnixDatagram(_), Some(sentence)) =
-            (&plan.target, args.datagrams.of_udp())
+            (&args.target, args.datagrams.of_udp())
         {
             return refuse(sentence);
         }
@@ -165,15 +157,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
             "--max-connections is for streams; limit a relay of datagrams with --max-sessions",
         );
     }
-    Ok(DatagramPlan {
-        wanted_threads: args.life.threads,
-        file_access: access,
-        terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
-        drain_timeout: args.life.drain_timeout,
-        access_log: args.access_log,
-        control: args.control,
-        ..plan
-    })
+    Ok(())
 }
 
 fn refuse<T>(sentence: &str) -> Result<T> {

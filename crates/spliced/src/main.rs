@@ -95,7 +95,6 @@ use clap::{CommandFactory, Parser};
 use crate::cli::{Cli, Command};
 use crate::diagnostics::Diagnostics;
 use crate::exit_status::{CUT_SHORT, Ended, FAILED, WRONG_USAGE};
-use crate::kinds::Kinds;
 use crate::relay::Configuration;
 use crate::signal::Signals;
 
@@ -134,10 +133,10 @@ fn main() -> ExitCode {
 
 fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     match command {
-        Command::Relay(args) => match Kinds::of(args)? {
-            Kinds::Connections(plan) => relay::run(&plan, "relay", None, signals, diagnostics),
-            Kinds::Datagrams(plan) => datagram::run(plan, signals, diagnostics).map(ended),
-        },
+        Command::Relay(args) => {
+            let plan = kinds::plan(args)?;
+            relay::run(&plan, "relay", None, signals, diagnostics)
+        }
         Command::Echo(args) => {
             let plan = relay::plan_of_echo(args)?;
             relay::run(&plan, "echo", None, signals, diagnostics)
@@ -209,14 +208,6 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             matrix::run(&args).map(|()| Ended::Well)
         }
         Command::Trace(args) => trace::run(&args, signals).map(|()| Ended::Well),
-    }
-}
-
-/// How a relay ended, of which everything ended by itself, or not.
-fn ended(by_itself: bool) -> Ended {
-    match by_itself {
-        true => Ended::Well,
-        false => Ended::CutShort,
     }
 }
 

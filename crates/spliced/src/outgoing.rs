@@ -125,7 +125,11 @@ mod tests {
         let address: Address = "127.0.0.1:80".parse().expect("an address");
         BackendPlan {
             source,
-            ..BackendPlan::of_one("test", address, crate::plan::CONNECT_TIMEOUT)
+            ..BackendPlan::of_one(
+                "test",
+                crate::plan::ServerAddress::Address(address),
+                crate::plan::CONNECT_TIMEOUT,
+            )
         }
     }
 

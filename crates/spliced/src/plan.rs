@@ -121,6 +121,16 @@ pub(crate) struct RoutePlan {
     pub(crate) action: Action,
 }
 
+impl RoutePlan {
+    /// A route that takes every client.
+    pub(crate) fn of_all(action: Action) -> Self {
+        Self {
+            conditions: Conditions::default(),
+            action,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     /// To a server of this backend, or of the fallback if it has none left.
@@ -351,10 +361,7 @@ impl ListenerPlan {
             access_log: AccessLogArgs::default(),
             require_proxy_from: None,
             on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
-            routes: vec![RoutePlan {
-                conditions: Conditions::default(),
-                action,
-            }],
+            routes: vec![RoutePlan::of_all(action)],
         }
     }
 }
@@ -412,12 +419,12 @@ impl BackendPlan {
     }
 
     /// A backend of one server, with every default.
-    pub(crate) fn of_one(name: &str, address: Address, connect_timeout: Duration) -> Self {
+    pub(crate) fn of_one(name: &str, address: ServerAddress, connect_timeout: Duration) -> Self {
         Self {
             name: name.into(),
             balance: Balance::RoundRobin,
             servers: vec![ServerPlan {
-                address: ServerAddress::Address(address),
+                address,
                 weight: 1,
                 backup: false,
                 disabled: false,

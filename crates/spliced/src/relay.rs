@@ -34,7 +34,10 @@ use crate::deployment::{Deployment, connections, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::metrics::Metrics;
-use crate::plan::{Action, BackendPlan, CONNECT_TIMEOUT, ListenerPlan, Plan};
+use crate::plan::{
+    Action, BackendPlan, CONNECT_TIMEOUT, DRAIN_TIMEOUT, DatagramListenerPlan, DatagramTerms,
+    ListenerPlan, OnRemove, Plan, RoutePlan, ServerAddress,
+};
 use crate::plural::counted;
 use crate::refusal::WrongUsage;
 use crate::resource_limit::{raise_descriptor_limit_for, require_descriptors_to_serve};
@@ -43,11 +46,12 @@ use crate::sessions::Engines;
 use crate::signal::{Request, Signals};
 use crate::worker::Worker;
 
-/// What `spliced relay` is to do between the streams `listen` and `to`.
-pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Plan {
+/// What `spliced relay` is to do between `listen` and `to`, which have connections.
+pub(crate) fn plan_of_connections(args: RelayArgs, listen: Address, to: Address) -> Plan {
     let target = to.to_string();
     let connect_timeout = args.connect_timeout.unwrap_or(CONNECT_TIMEOUT);
-    let backend = BackendPlan::of_one(&target, to, connect_timeout);
+    let server = ServerAddress::Address(to);
+    let backend = BackendPlan::of_one(&target, server, connect_timeout);
     let listener = ListenerPlan {
         file_access: args.life.file_access,
         engine: args.engine,
@@ -74,6 +78,34 @@ pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Pl
         backends: vec![Arc::new(backend)],
         bypasses: Vec::new(),
         datagram_listeners: Vec::new(),
+    }
+}
+
+/// What `spliced relay` is to do between two datagram sockets.
+pub(crate) fn plan_of_datagrams(args: RelayArgs) -> Plan {
+    let target = args.target.to_string();
+    let server = ServerAddress::Datagrams(args.target);
+    let backend = BackendPlan::of_one(&target, server, CONNECT_TIMEOUT);
+    let listener = DatagramListenerPlan {
+        name: args.listen.to_string(),
+        listen: args.listen,
+        file_access: args.life.file_access,
+        terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
+        access_log: args.access_log,
+        on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
+        routes: vec![RoutePlan::of_all(Action::Backend {
+            name: target,
+            fallback: None,
+        })],
+    };
+    Plan {
+        threads: args.life.threads,
+        drain_timeout: args.life.drain_timeout,
+        control: args.control,
+        listeners: Vec::new(),
+        backends: vec![Arc::new(backend)],
+        bypasses: Vec::new(),
+        datagram_listeners: vec![Arc::new(listener)],
     }
 }
 

@@ -30,7 +30,6 @@ mod run_directory;
 mod scraper;
 mod scraping;
 mod server;
-mod single;
 mod socket;
 mod taken;
 
@@ -47,7 +46,6 @@ pub(crate) use self::path::{path_of_server, path_of_sessions};
 pub(crate) use self::refusal::{Ending, NoListener};
 pub(crate) use self::request::Request;
 pub(crate) use self::routes::RELOAD_WITHIN;
-pub(crate) use self::single::Single;
 pub(crate) use self::socket::{AdminSocket, warn_unreachable};
 
 /// A request, and where its answer goes.

@@ -329,7 +329,13 @@ mod tests {
             ..ControlArgs::default()
         };
         let facts = Arc::new(Facts::new("run", None));
-        let socket = AdminSocket::open(&control, facts, Metrics::none(), ask).expect("a thread");
+        let socket = AdminSocket::open(
+            &control,
+            facts,
+            Metrics::of_process(&crate::service::Process::new()),
+            ask,
+        )
+        .expect("a thread");
         (socket, asked)
     }
 

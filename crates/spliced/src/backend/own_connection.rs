@@ -322,7 +322,8 @@ mod tests {
     fn open_at(addresses: &[SocketAddr], within: Duration) -> Result<(), Failure> {
         let addresses: Vec<_> = addresses.iter().copied().map(SocketAddress::Inet).collect();
         let address: Address = "127.0.0.1:80".parse().expect("an address");
-        let plan = BackendPlan::of_one("test", address, within);
+        let plan =
+            BackendPlan::of_one("test", crate::plan::ServerAddress::Address(address), within);
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let opened = runtime.expect("a runtime").block_on(connect_to_one(
             &plan,

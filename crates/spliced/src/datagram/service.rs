@@ -7,8 +7,8 @@ use splice_route::Prefix;
 
 use super::control::Control;
 use super::counters::Counters;
-use super::destination::Destination;
 use super::plan::shown;
+use super::routes::Routes;
 use crate::access_log::AccessLog;
 use crate::client_limit::ClientLimit;
 use crate::connection_limit::ConnectionLimit;
@@ -37,16 +37,16 @@ pub(crate) struct DatagramService {
     pub(crate) full: RateLimitedWarning,
     pub(crate) short: RateLimitedWarning,
     pub(crate) dropped: RateLimitedWarning,
+    pub(crate) failed: RateLimitedWarning,
     pub(crate) too_big: RateLimitedWarning,
     pub(crate) clients: Arc<ClientLimit>,
 }
 
 /// What a reload replaces as a whole. A session keeps those that it was opened under.
 pub(crate) struct ServiceTerms {
-    /// That of the configuration; `None`: a listener is known by its address.
-    pub(crate) name: Option<String>,
+    pub(crate) name: String,
     pub(crate) sessions: DatagramTerms,
-    pub(crate) destination: Destination,
+    pub(crate) routes: Routes,
     pub(crate) access_log: Option<AccessLog>,
 }
 
@@ -74,6 +74,7 @@ impl DatagramService {
                 "clients that displaced others, since no descriptor was free",
             ),
             dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
+            failed: RateLimitedWarning::of("sessions that their targets ended"),
             too_big: RateLimitedWarning::of("datagrams that were too big for their path"),
             clients: Arc::default(),
         });
@@ -95,9 +96,8 @@ impl DatagramService {
     }
 
     fn tell(&self) {
-        if let Some(name) = &self.terms().name {
-            self.process.tell_sessions(name, &self.sessions);
-        }
+        self.process
+            .tell_sessions(&self.terms().name, &self.sessions);
     }
 
     pub(crate) fn addresses(&self) -> &[SocketAddress] {
@@ -165,12 +165,9 @@ impl DatagramService {
     /// Logs what all threads have moved.
     pub(crate) fn log_total(&self) {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = match &self.terms().name {
-            Some(name) => format!("listener {name}: "),
-            None => String::new(),
-        };
         tracing::info!(
-            "{name}{}, {} of them displaced; to the target {}; to the clients {}",
+            "listener {}: {}, {} of them displaced; to the target {}; to the clients {}",
+            self.terms().name,
             counted(total.sessions, "session"),
             total.displaced,
             total.to_target,
@@ -180,11 +177,6 @@ impl DatagramService {
 }
 
 impl ServiceTerms {
-    /// What a session at a listener with this address calls it.
-    pub(crate) fn listener(&self, address: &SocketAddress) -> String {
-        self.name.clone().unwrap_or_else(|| shown(address))
-    }
-
     fn most_sessions(&self) -> Option<u32> {
         u32::try_from(self.sessions.max_sessions).ok()
     }

@@ -41,8 +41,8 @@ pub(crate) struct Session {
     pub(crate) target_takes_trains: bool,
     pub(crate) client_takes_trains: bool,
     pub(crate) target: SocketAddress,
-    /// At a server of a backend; `None`: a relay has one target.
-    pub(crate) held: Option<Held>,
+    /// At a server of a backend.
+    pub(crate) held: Held,
     /// Under which it was opened.
     pub(crate) terms: Arc<ServiceTerms>,
     pub(crate) to_target: Flow,
@@ -71,15 +71,14 @@ impl Session {
         }
     }
 
-    /// What is known of it now. `listener` is the address that the client has sent to.
-    pub(crate) fn told(&self, listener: &SocketAddress) -> Own {
-        let (backend, server) = self.place();
+    /// What is known of it now.
+    pub(crate) fn told(&self) -> Own {
         Own {
             id: self.id,
-            listener: self.terms.listener(listener),
-            route: self.route(),
-            backend: backend.into(),
-            server: (*server).into(),
+            listener: self.terms.name.clone(),
+            route: self.held.route(),
+            backend: self.held.backend_name().into(),
+            server: (*self.held.server_name()).into(),
             client: self.client.to_string(),
             target: shown(&self.target),
             phase: Phase::Relaying,
@@ -97,47 +96,27 @@ impl Session {
         }
     }
 
-    /// The number of the route that took the client.
-    fn route(&self) -> usize {
-        self.held.as_ref().map_or(1, Held::route)
-    }
-
-    /// The names of the backend and of the server. For a relay, both are the target as it was typed.
-    fn place(&self) -> (&str, Arc<str>) {
-        match &self.held {
-            Some(held) => (held.backend_name(), held.server_name()),
-            None => {
-                let name = self.terms.destination.target_name().unwrap_or_default();
-                (name, name.into())
-            }
-        }
-    }
-
     /// Adds what has moved to the counters of the process.
     pub(crate) fn account(&mut self) {
-        if let Some(held) = &mut self.held {
-            held.account([&self.to_target, &self.to_client]);
-        }
+        self.held.account([&self.to_target, &self.to_client]);
     }
 
-    /// Logs that it has begun. `listener` is as in [`told`](Self::told).
-    pub(crate) fn began(&self, listener: &SocketAddress) {
+    /// Logs that it has begun.
+    pub(crate) fn began(&self) {
         let log = self.terms.access_log.as_ref();
         if log.is_some_and(|log| log.has_starts()) {
-            self.log(listener, None);
+            self.log(None);
         }
     }
 
     /// Logs and counts that it has ended.
-    pub(crate) fn ended(&mut self, listener: &SocketAddress, outcome: Outcome) {
+    pub(crate) fn ended(&mut self, outcome: Outcome) {
         self.account();
-        if let Some(held) = &self.held {
-            held.ended(outcome);
-        }
-        self.log(listener, Some(&outcome.to_string()));
+        self.held.ended(outcome);
+        self.log(Some(&outcome.to_string()));
     }
 
-    fn log(&self, listener: &SocketAddress, outcome: Option<&str>) {
+    fn log(&self, outcome: Option<&str>) {
         let Some(log) = &self.terms.access_log else {
             return;
         };
@@ -147,16 +126,15 @@ impl Session {
             dropped: Some(flow.dropped.sum()),
             messages: None,
         };
-        let (backend, server) = self.place();
-        let listener = self.terms.listener(listener);
+        let server = self.held.server_name();
         log.write(&Entry {
-            route: Some(self.route()),
-            backend: Some(backend),
+            route: Some(self.held.route()),
+            backend: Some(self.held.backend_name()),
             client: &self.client,
             target: &shown(&self.target),
             moved: outcome.map(|_| [&self.to_target, &self.to_client].map(moved)),
             lasted: outcome.map(|_| self.began.elapsed()),
-            ..Entry::copied(self.id, &listener, &server, outcome)
+            ..Entry::copied(self.id, &self.terms.name, &server, outcome)
         });
     }
 }

@@ -23,9 +23,9 @@ use self::resting::Resting;
 use super::batch::Batch;
 use super::control::{Control, Group, Hold, Phase};
 use super::counters::Counters;
-use super::held::Held;
 use super::icmp::Notices;
 use super::outcome::Outcome;
+use super::plan::shown;
 use super::service::{DatagramService, ServiceTerms};
 use super::session::{Session, Standing};
 use super::sessions::Sessions;
@@ -281,8 +281,7 @@ impl Relaying {
     fn end_those_that_are_cut(&mut self) {
         for number in 0..self.sessions.numbers() {
             let session = self.sessions.get(number);
-            let held = session.and_then(|session| session.held.as_ref());
-            if let Some(outcome) = held.and_then(Held::why_cut) {
+            if let Some(outcome) = session.and_then(|session| session.held.why_cut()) {
                 self.end(number, outcome);
             }
         }
@@ -290,10 +289,9 @@ impl Relaying {
 
     /// Goes on with what it is asked about its sessions.
     fn answer(&mut self) {
-        let (sessions, service) = (&self.sessions, &self.service);
+        let sessions = &self.sessions;
         let ending = self.asked.go_on(sessions.numbers(), |number| {
-            let session = sessions.get(number)?;
-            Some(session.told(&service.addresses()[session.listener]))
+            sessions.get(number).map(Session::told)
         });
         for number in ending {
             self.end(number, Outcome::Killed);
@@ -362,13 +360,17 @@ impl Relaying {
         let Some(session) = self.sessions.get(number) else {
             return;
         };
-        match &session.held {
-            Some(held) => held.failed(&session.target, errno),
-            None => {
-                let destination = &session.terms.destination;
-                destination.failed(&session.target, session.to_client.datagrams > 0);
-            }
-        }
+        session.held.failed(&session.target, errno);
+        self.service.failed.emit(|suppressed| {
+            tracing::warn!(
+                "session {} from {} to {} ended: {}{}",
+                session.id,
+                session.client,
+                shown(&session.target),
+                Outcome::TargetFailed(errno),
+                more(suppressed)
+            );
+        });
         self.end(number, Outcome::TargetFailed(errno));
     }
 
@@ -382,7 +384,7 @@ impl Relaying {
         self.counters.to_target.add(&session.to_target);
         self.counters.to_client.add(&session.to_client);
         tracing::debug!("session {} ended: {outcome}", session.id);
-        session.ended(&self.service.addresses()[session.listener], outcome);
+        session.ended(outcome);
         self.rest(session);
     }
 

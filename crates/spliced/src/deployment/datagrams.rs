@@ -17,8 +17,7 @@ use super::terms::PlannedBackends;
 use crate::access_log::AccessLog;
 use crate::access_log_args::LogPlace;
 use crate::datagram::{
-    DatagramService, Destination, Group, Hold, Listeners, Route, Routes, ServiceTerms, Worker,
-    threads_of,
+    DatagramService, Group, Hold, Listeners, Route, Routes, ServiceTerms, Worker, threads_of,
 };
 use crate::listener::{AccessChange, SocketFile};
 use crate::plan::{Action, DatagramListenerPlan, OnRemove, Plan};
@@ -223,9 +222,9 @@ impl Datagrams {
         let log = plan.access_log.place.as_ref();
         let log = log.and_then(|place| access_logs.get(place));
         ServiceTerms {
-            name: Some(plan.name.clone()),
+            name: plan.name.clone(),
             sessions: plan.terms.clone(),
-            destination: Destination::Routes(Routes { routes, tallies }),
+            routes: Routes { routes, tallies },
             access_log: log.map(|log| log.with(&plan.access_log)),
         }
     }

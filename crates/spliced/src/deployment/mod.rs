@@ -160,7 +160,7 @@ impl Deployment {
         }
         let datagrams = self.datagrams.prepare(plan, &backends, &access_logs)?;
         for (terms, listening) in datagrams.listening(&self.datagrams) {
-            for backend in terms.destination.backends() {
+            for backend in terms.routes.backends() {
                 refusal::of_itself(backend.name(), &targets(backend, &backends), listening)?;
             }
         }
@@ -196,7 +196,7 @@ impl Deployment {
                 .flat_map(|terms| self.listening_on(&terms.plan, &bound));
             let of_datagrams = datagrams.listening(&self.datagrams);
             let of_datagrams = of_datagrams.filter(|(terms, _)| {
-                let mut led_to = terms.destination.backends();
+                let mut led_to = terms.routes.backends();
                 led_to.any(|other| Arc::ptr_eq(other, &backend))
             });
             let of_datagrams = of_datagrams.flat_map(|(_, listening)| listening);

@@ -9,8 +9,8 @@ use super::Relaying;
 use crate::backend::Tried;
 use crate::datagram::control::Phase;
 use crate::datagram::counters::Flow;
-use crate::datagram::destination::{Nowhere, Place};
 use crate::datagram::outcome::words;
+use crate::datagram::routes::{Nowhere, Place};
 use crate::datagram::sender::Sender;
 use crate::datagram::session::Session;
 
@@ -61,7 +61,7 @@ impl Relaying {
             _counted: counted,
             _entered: entered,
         };
-        session.began(&self.service.addresses()[listener]);
+        session.began();
         Ok(self.sessions.insert(session, self.client_of(client)))
     }
 
@@ -81,12 +81,12 @@ impl Relaying {
 
     /// A place at none of the servers `tried`, if there is another one.
     fn place(&self, client: &Sender, tried: &Tried) -> Result<Place, Nowhere> {
-        let destination = &self.terms.destination;
+        let routes = &self.terms.routes;
         let terms = &self.terms.sessions;
-        match destination.place(client, &mut tried.clone(), terms, &self.closer) {
+        match routes.place(client, &mut tried.clone(), terms, &self.closer) {
             // It may be the only one.
             Err(_) if !tried.is_empty() => {
-                destination.place(client, &mut Tried::default(), terms, &self.closer)
+                routes.place(client, &mut Tried::default(), terms, &self.closer)
             }
             place => place,
         }

@@ -82,7 +82,7 @@ impl Relaying {
                 return;
             };
             session.used = now;
-            self.is_behind |= session.held.is_some();
+            self.is_behind = true;
             session.is_assured |= session.to_client.seen() > 0;
             session.longest = session.longest.max(piece.stride);
             let too_long = session.to_target.dropped.too_long;
@@ -104,9 +104,7 @@ impl Relaying {
                 }
                 Err(Unsent { errno, rest }) => {
                     piece = rest;
-                    if let Some(held) = &session.held {
-                        held.note_in(&mut tried);
-                    }
+                    session.held.note_in(&mut tried);
                     if session.socket.is_udp() {
                         self.tell_failed(number, errno, now);
                     } else {
@@ -142,13 +140,12 @@ impl Relaying {
 
     /// Counts datagrams of clients that belong to no session.
     fn account_dropped(&self, why: Dropped, count: u64) {
-        if let Some(tally) = self.terms.destination.without_session() {
-            let dropped = std::array::from_fn(|at| match Dropped::ALL[at] == why {
-                true => count,
-                false => 0,
-            });
-            tally.of_datagrams().add(0, 0, dropped);
-        }
+        let dropped = std::array::from_fn(|at| match Dropped::ALL[at] == why {
+            true => count,
+            false => 0,
+        });
+        let tally = self.terms.routes.without_session();
+        tally.of_datagrams().add(0, 0, dropped);
     }
 
     /// Passes on what the target has sent to a session.
@@ -169,11 +166,9 @@ impl Relaying {
             }
         }
         session.used = now;
-        self.is_behind |= session.held.is_some();
-        if session.to_client.datagrams == 0
-            && let Some(held) = &session.held
-        {
-            held.answered();
+        self.is_behind = true;
+        if session.to_client.datagrams == 0 {
+            session.held.answered();
         }
         let listener = &self.listeners[session.listener];
         let client = &session.client;

@@ -12,8 +12,8 @@ use splice_route::Prefix;
 
 use super::Relaying;
 use crate::client_limit::ClientPermit;
-use crate::datagram::destination::Nowhere;
 use crate::datagram::outcome::Outcome;
+use crate::datagram::routes::Nowhere;
 use crate::datagram::sender::Sender;
 use crate::plan::ClientLimits;
 use crate::rate_limited_warning::more;

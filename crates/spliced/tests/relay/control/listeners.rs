@@ -349,7 +349,7 @@ fn the_end_of_the_process_is_no_end_of_a_drain_that_was_over() {
 }
 
 #[test]
-fn a_relay_of_datagrams_is_not_drained() {
+fn a_relay_of_datagrams_is_drained() {
     let scratch = Scratch::new("control").expect("a directory");
     let socket = scratch.path().join("sock");
     let path = socket.to_str().expect("UTF-8");
@@ -360,5 +360,9 @@ fn a_relay_of_datagrams_is_not_drained() {
     assert_eq!(answer["listeners"][0]["state"], "listening");
     let path = "http://x/v1/listeners/udp:127.0.0.1:0/drain";
     let (status, answer) = curl(&socket, &["-X", "POST", path]);
-    assert_eq!(status, "422", "{answer}");
+    assert_eq!(status, "200", "{answer}");
+    assert_eq!(answer["state"], "drained");
+    let path = "http://x/v1/listeners/udp:127.0.0.1:0/undrain";
+    let (_, answer) = curl(&socket, &["-X", "POST", path]);
+    assert_eq!(answer["state"], "listening");
 }

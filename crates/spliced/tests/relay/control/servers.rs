@@ -10,13 +10,14 @@ use serde_json::Value;
 
 use super::sessions::{Several, USERS};
 use super::{answers, curl};
+use crate::datagrams;
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::proxy::Proxy;
 use crate::proxy::slow_names::with_names;
 use crate::relay::{Relay, command, output};
 use crate::resolver::{SLOW, with_name_server};
-use crate::server::Server;
+use crate::server::{Server, free_port};
 use crate::usage::failure;
 
 /// A backend `b` of these servers, and lines that it has, too.
@@ -432,22 +433,29 @@ fn of_several_processes_the_only_one_that_has_the_server_is_ordered() {
 }
 
 #[test]
-fn a_relay_of_datagrams_or_messages_takes_no_orders_about_its_target() {
+fn a_relay_of_datagrams_takes_orders_about_its_target_and_says_why_it_fails() {
     let scratch = Scratch::new("control").expect("a directory");
     let socket = scratch.path().join("sock");
     let path = socket.to_str().expect("UTF-8");
-    let target = "udp:127.0.0.1:9";
-    let _relay = Relay::spawn(&mut command(&[
-        "relay",
-        "udp:127.0.0.1:0",
-        target,
-        "--control",
-        path,
-    ]));
+    let target = format!("udp:127.0.0.1:{}", free_port());
+    let options = ["--control", path];
+    let relay = Relay::between("udp:127.0.0.1:0", &target, &options);
     answers(&socket);
-    let table = output(&mut command(&["backends", "--control", path]));
-    let table = String::from_utf8(table.stdout).expect("text");
-    assert!(table.contains(target), "{table}");
-    let told = failure(&mut command(&["drain", target, "--control", path]), 1);
-    assert!(told.contains("takes no orders about its target"), "{told}");
+    let client = datagrams::client(&relay);
+    until("the target is said to refuse", || {
+        // The error of an earlier datagram is that of the next call.
+        let _ = client.send(b"question");
+        let table = output(&mut command(&["backends", "--control", path]));
+        let table = String::from_utf8(table.stdout).expect("text");
+        table.contains(&target) && table.contains("Connection refused")
+    });
+    relay.wait_logged(&format!("to {target} ended: the target failed: Connection refused"));
+    let ordered = |order| output(&mut command(&[order, &target, "--control", path]));
+    let told = String::from_utf8(ordered("drain").stdout).expect("text");
+    assert!(told.contains("drained, 0 connections"), "{told}");
+    until("a datagram finds no server", || {
+        let _ = client.send(b"question");
+        relay.lines_logged("a client's datagram was dropped: ") > 0
+    });
+    assert!(ordered("undrain").status.success());
 }

@@ -162,7 +162,7 @@ fn after_sigterm_a_session_goes_on_until_it_is_quiet_and_new_clients_are_refused
             relay.lines_logged(words) > 0
         });
     };
-    talk_until("no longer accepting clients; 1 session left");
+    talk_until("no longer accepting; 1 session left");
     new.send(b"too late").expect("it is sent");
     talk_until("the relay is ending");
     target.send_to(b"answer", session).expect("it is answered");

@@ -1,7 +1,6 @@
 //! To whom the sessions of a listener go.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task;
 
 use rustix::fd::OwnedFd;
@@ -21,21 +20,6 @@ use crate::resource_limit::{is_among_the_last, limit_met};
 use crate::roster::Closer;
 use crate::socket_address::SocketAddress;
 use crate::tally::{OfListener, Tally};
-use crate::target::Target;
-
-pub(crate) enum Destination {
-    /// Of `spliced relay`.
-    Target(OneTarget),
-    /// Of a listener that a configuration has.
-    Routes(Routes),
-}
-
-/// The one target of a relay.
-pub(crate) struct OneTarget {
-    name: String,
-    target: Arc<Target>,
-    turn: Turn,
-}
 
 /// The first route that takes a client says to which backend it goes.
 pub(crate) struct Routes {
@@ -55,8 +39,7 @@ pub(crate) struct Place {
     /// Connected to `target`.
     pub(crate) socket: DatagramSocket,
     pub(crate) target: SocketAddress,
-    /// `None`: the target of a relay.
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Held,
 }
 
 /// Why there is no place for a session.
@@ -98,118 +81,23 @@ impl Nowhere {
     }
 }
 
-impl Destination {
-    /// A place for a new session of `client`, at none of the servers `tried`. `closer` wakes whoever looks whether
-    /// the session is cut. Returns why there is none.
-    pub(crate) fn place(
-        &self,
-        client: &Sender,
-        tried: &mut Tried,
-        terms: &DatagramTerms,
-        closer: &task::Waker,
-    ) -> Result<Place, Nowhere> {
-        match self {
-            Self::Target(target) => target.place(terms),
-            Self::Routes(routes) => routes.place(client, tried, terms, closer),
-        }
-    }
-
-    /// The side of the target of a session has failed, which had no `held` place at a server.
-    pub(crate) fn failed(&self, address: &SocketAddress, has_answered: bool) {
-        if let Self::Target(target) = self
-            && !has_answered
-        {
-            target.turn.leave(&target.target.addresses(), address);
-        }
-    }
-
-    /// The target of a relay, as it was typed.
-    pub(crate) fn target_name(&self) -> Option<&str> {
-        match self {
-            Self::Target(target) => Some(&target.name),
-            Self::Routes(_) => None,
-        }
-    }
-
-    /// Where datagrams are counted that belong to no session.
-    pub(crate) fn without_session(&self) -> Option<&Tally> {
-        match self {
-            Self::Target(_) => None,
-            Self::Routes(routes) => Some(routes.tallies.without_backend()),
-        }
-    }
-
-    /// The backends that the routes lead to.
+impl Routes {
+    /// The backends that they lead to.
     pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<Backend>> {
-        let routes = match self {
-            Self::Target(_) => &[][..],
-            Self::Routes(routes) => &routes.routes,
-        };
-        routes
-            .iter()
+        let backends = self.routes.iter();
+        backends
             .flat_map(|route| [Some(&route.backend), route.fallback.as_ref()])
             .flatten()
     }
-}
 
-impl OneTarget {
-    pub(crate) fn new(name: String, target: Arc<Target>) -> Self {
-        Self {
-            name,
-            target,
-            turn: Turn::default(),
-        }
+    /// Where datagrams are counted that belong to no session.
+    pub(crate) fn without_session(&self) -> &Tally {
+        self.tallies.without_backend()
     }
 
-    fn place(&self, terms: &DatagramTerms) -> Result<Place, Nowhere> {
-        let addresses = self.target.addresses();
-        if addresses.is_empty() {
-            return Err(self.target.why_nowhere().into());
-        }
-        let mut why = Nowhere::default();
-        for _ in 0..addresses.len() {
-            let target = self.turn.of(&addresses);
-            match connect(target, terms, |_| Ok(())) {
-                Ok(socket) => {
-                    return Ok(Place {
-                        socket,
-                        target: target.clone(),
-                        held: None,
-                    });
-                }
-                Err((errno, fault)) => {
-                    why = Nowhere::at(target, errno, fault);
-                    self.turn.leave(&addresses, target);
-                }
-            }
-        }
-        Err(why)
-    }
-}
-
-/// Which of a target's addresses a session takes: the next one, once one has refused.
-#[derive(Debug, Default)]
-struct Turn(AtomicUsize);
-
-impl Turn {
-    /// `addresses` are not empty.
-    fn of<'a>(&self, addresses: &'a [SocketAddress]) -> &'a SocketAddress {
-        &addresses[self.0.load(Ordering::Relaxed) % addresses.len()]
-    }
-
-    /// `refused` has refused, to this session and maybe to others before.
-    fn leave(&self, addresses: &[SocketAddress], refused: &SocketAddress) {
-        let now = self.0.load(Ordering::Relaxed);
-        if !addresses.is_empty() && addresses[now % addresses.len()] == *refused {
-            let (next, order) = (now.wrapping_add(1), Ordering::Relaxed);
-            // Another thread may have gone on.
-            let _ = self.0.compare_exchange(now, next, order, order);
-        }
-    }
-}
-
-impl Routes {
-    fn place(
+    /// A place for a new session of `client`, at none of the servers `tried`. `closer` wakes whoever looks whether
+    /// the session is cut. Returns why there is none.
+    pub(crate) fn place(
         &self,
         client: &Sender,
         tried: &mut Tried,
@@ -248,7 +136,7 @@ impl Routes {
                             return Ok(Place {
                                 socket,
                                 target,
-                                held: Some(held),
+                                held,
                             });
                         }
                         Err(unreachable) => why = Some(unreachable),
@@ -325,22 +213,4 @@ fn why_unreachable(target: &SocketAddress, errno: Errno) -> String {
     let known = limit_met(errno).or_else(lacks_interface);
     let reason = known.unwrap_or_else(|| words(errno));
     format!("{} cannot be reached: {reason}", shown(target))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_sessions_that_one_address_refuses_go_on_to_the_same_next_one() {
-        let addresses = ["127.0.0.1:1", "127.0.0.1:2"];
-        let addresses = addresses.map(|it| SocketAddress::Inet(it.parse().expect("an address")));
-        let turn = Turn::default();
-        assert_eq!(*turn.of(&addresses), addresses[0]);
-        turn.leave(&addresses, &addresses[0]);
-        turn.leave(&addresses, &addresses[0]);
-        assert_eq!(*turn.of(&addresses), addresses[1]);
-        turn.leave(&addresses, &addresses[1]);
-        assert_eq!(*turn.of(&addresses), addresses[0]);
-    }
 }
