@@ -1,12 +1,16 @@
 //! Which kinds of sockets a relay joins, and which it cannot.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use splice::{Address, EngineChoice, EngineName, SocketName};
 
 use crate::cli::RelayArgs;
-use crate::plan::{NO_MACHINE, Plan, datagram_address};
+use crate::plan::{
+    Action, BackendPlan, CONNECT_TIMEOUT, DRAIN_TIMEOUT, DatagramListenerPlan, DatagramTerms,
+    ListenerPlan, NO_MACHINE, OnRemove, Plan, RoutePlan, ServerAddress, datagram_address,
+};
 use crate::refusal::WrongUsage;
-use crate::relay;
 
 /// What `spliced relay` is to do, by the kinds of its sockets.
 ///
@@ -20,18 +24,81 @@ pub(crate) fn plan(args: RelayArgs) -> Result<Plan> {
     {
         refuse_those_of_datagrams(&args)?;
         refuse_on_connections(near, far, &args)?;
-        return Ok(relay::plan_of_connections(args, near.clone(), far.clone()));
+        return Ok(of_connections(args, near.clone(), far.clone()));
     }
     if listen.is_datagram()
         && let Some(to) = datagram_address(&target)
     {
         refuse_on_datagrams(to, &args)?;
-        return Ok(relay::plan_of_datagrams(args));
+        return Ok(of_datagrams(args));
     }
     refuse(&format!(
         "{listen} and {target} cannot be joined: a stream, a datagram socket and one with messages (seqpacket) \
          carry different things; give both the same kind"
     ))
+}
+
+/// The plan between `listen` and `to`, which have connections.
+fn of_connections(args: RelayArgs, listen: Address, to: Address) -> Plan {
+    let target = to.to_string();
+    let connect_timeout = args.connect_timeout.unwrap_or(CONNECT_TIMEOUT);
+    let server = ServerAddress::Address(to);
+    let backend = BackendPlan::of_one(&target, server, connect_timeout);
+    let listener = ListenerPlan {
+        file_access: args.life.file_access,
+        engine: args.engine,
+        bypass_firewall: args.bypass_firewall,
+        from_syn: args.from_syn,
+        idle_timeout: args.idle_timeout,
+        half_close_timeout: args.half_close_timeout,
+        peer_timeouts: args.life.peer_timeouts(),
+        max_connections: args.life.max_connections,
+        access_log: args.access_log,
+        ..ListenerPlan::of_one(
+            listen,
+            Action::Backend {
+                name: target,
+                fallback: None,
+            },
+        )
+    };
+    Plan {
+        threads: args.life.threads,
+        drain_timeout: args.life.drain_timeout,
+        control: args.control,
+        listeners: vec![Arc::new(listener)],
+        backends: vec![Arc::new(backend)],
+        bypasses: Vec::new(),
+        datagram_listeners: Vec::new(),
+    }
+}
+
+/// The plan between two datagram sockets.
+fn of_datagrams(args: RelayArgs) -> Plan {
+    let target = args.target.to_string();
+    let server = ServerAddress::Datagrams(args.target);
+    let backend = BackendPlan::of_one(&target, server, CONNECT_TIMEOUT);
+    let listener = DatagramListenerPlan {
+        name: args.listen.to_string(),
+        listen: args.listen,
+        file_access: args.life.file_access,
+        terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
+        access_log: args.access_log,
+        on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
+        routes: vec![RoutePlan::of_all(Action::Backend {
+            name: target,
+            fallback: None,
+        })],
+    };
+    Plan {
+        threads: args.life.threads,
+        drain_timeout: args.life.drain_timeout,
+        control: args.control,
+        listeners: Vec::new(),
+        backends: vec![Arc::new(backend)],
+        bypasses: Vec::new(),
+        datagram_listeners: vec![Arc::new(listener)],
+    }
 }
 
 /// Refuses what connections between such sockets cannot have.

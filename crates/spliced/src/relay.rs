@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use serde_json::{Value, json};
-use splice::{Address, SocketName};
+use splice::SocketName;
 
 use crate::admin::{self, AdminSocket, Facts};
 use crate::bypass;
-use crate::cli::{EchoArgs, RelayArgs};
+use crate::cli::EchoArgs;
 use crate::config::PrefixWatch;
 use crate::control_args::ControlArgs;
 use crate::datagram;
@@ -34,10 +34,7 @@ use crate::deployment::{Deployment, connections, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::metrics::Metrics;
-use crate::plan::{
-    Action, BackendPlan, CONNECT_TIMEOUT, DRAIN_TIMEOUT, DatagramListenerPlan, DatagramTerms,
-    ListenerPlan, OnRemove, Plan, RoutePlan, ServerAddress,
-};
+use crate::plan::{Action, ListenerPlan, Plan};
 use crate::plural::counted;
 use crate::refusal::WrongUsage;
 use crate::resource_limit::{raise_descriptor_limit_for, require_descriptors_to_serve};
@@ -45,69 +42,6 @@ use crate::service::Process;
 use crate::sessions::Engines;
 use crate::signal::{Request, Signals};
 use crate::worker::Worker;
-
-/// What `spliced relay` is to do between `listen` and `to`, which have connections.
-pub(crate) fn plan_of_connections(args: RelayArgs, listen: Address, to: Address) -> Plan {
-    let target = to.to_string();
-    let connect_timeout = args.connect_timeout.unwrap_or(CONNECT_TIMEOUT);
-    let server = ServerAddress::Address(to);
-    let backend = BackendPlan::of_one(&target, server, connect_timeout);
-    let listener = ListenerPlan {
-        file_access: args.life.file_access,
-        engine: args.engine,
-        bypass_firewall: args.bypass_firewall,
-        from_syn: args.from_syn,
-        idle_timeout: args.idle_timeout,
-        half_close_timeout: args.half_close_timeout,
-        peer_timeouts: args.life.peer_timeouts(),
-        max_connections: args.life.max_connections,
-        access_log: args.access_log,
-        ..ListenerPlan::of_one(
-            listen,
-            Action::Backend {
-                name: target,
-                fallback: None,
-            },
-        )
-    };
-    Plan {
-        threads: args.life.threads,
-        drain_timeout: args.life.drain_timeout,
-        control: args.control,
-        listeners: vec![Arc::new(listener)],
-        backends: vec![Arc::new(backend)],
-        bypasses: Vec::new(),
-        datagram_listeners: Vec::new(),
-    }
-}
-
-/// What `spliced relay` is to do between two datagram sockets.
-pub(crate) fn plan_of_datagrams(args: RelayArgs) -> Plan {
-    let target = args.target.to_string();
-    let server = ServerAddress::Datagrams(args.target);
-    let backend = BackendPlan::of_one(&target, server, CONNECT_TIMEOUT);
-    let listener = DatagramListenerPlan {
-        name: args.listen.to_string(),
-        listen: args.listen,
-        file_access: args.life.file_access,
-        terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
-        access_log: args.access_log,
-        on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
-        routes: vec![RoutePlan::of_all(Action::Backend {
-            name: target,
-            fallback: None,
-        })],
-    };
-    Plan {
-        threads: args.life.threads,
-        drain_timeout: args.life.drain_timeout,
-        control: args.control,
-        listeners: Vec::new(),
-        backends: vec![Arc::new(backend)],
-        bypasses: Vec::new(),
-        datagram_listeners: vec![Arc::new(listener)],
-    }
-}
 
 /// What `spliced echo` is to do.
 ///
@@ -483,7 +417,11 @@ impl Running {
                         tracing::info!(
                             "no longer accepting; {} left with {} to end; a second signal, at least \
                              a second after the first, ends the relay at once",
-                            both(open.count(), self.deployment.datagram_sessions()),
+                            both(
+                                open.count(),
+                                self.deployment.datagram_sessions(),
+                                self.deployment.has_connections(),
+                            ),
                             humantime::format_duration(timeout)
                         );
                         let sender = sender.clone();
@@ -500,12 +438,13 @@ impl Running {
     }
 }
 
-/// How many there are of both, of which `sessions` are of datagrams.
-fn both(all: usize, sessions: usize) -> String {
+/// How many there are of both, of which `sessions` are of datagrams. `has_connections`: there is a listener of connections.
+fn both(all: usize, sessions: usize, has_connections: bool) -> String {
     // One may have ended since all were counted.
     let of_streams = all.saturating_sub(sessions);
     let (connections, told) = (connections(of_streams as u64), counted(sessions, "session"));
     match (of_streams, sessions) {
+        (0, 0) if !has_connections => told,
         (_, 0) => connections,
         (0, _) => told,
         (_, _) => format!("{connections} and {told}"),
@@ -526,7 +465,8 @@ mod tests {
             (3, 1, "2 connections and 1 session"),
             (0, 1, "1 session"),
         ] {
-            assert_eq!(both(all, sessions), told);
+            assert_eq!(both(all, sessions, true), told);
         }
+        assert_eq!(both(0, 0, false), "0 sessions");
     }
 }

@@ -19,6 +19,26 @@ use crate::standard_output::print;
 /// The time between the two looks that the rates are taken from.
 const LOOKS_APART: Duration = Duration::from_millis(500);
 
+/// Of all columns; `>` before those of numbers.
+const HEADS: [&str; 16] = [
+    ">PROCESS",
+    ">ID",
+    "LISTENER",
+    "CLIENT",
+    "BACKEND",
+    "TARGET",
+    "PHASE",
+    "ENGINE",
+    ">AGE",
+    ">IDLE",
+    ">TO TARGET",
+    ">RATE",
+    ">TO CLIENT",
+    ">RATE",
+    ">DROPPED",
+    "WHY THIS ENGINE",
+];
+
 /// Asks for the sessions and prints them.
 ///
 /// # Errors
@@ -113,30 +133,29 @@ fn has_draining(rated: &[&Rated]) -> bool {
     rated.iter().any(|one| one.of.drains())
 }
 
-/// With the process of each session, if that is asked for.
+/// How many datagrams were dropped, of both directions; `None` for other sockets.
+fn dropped(row: &Row) -> Option<u64> {
+    let units = &row.units;
+    Some(units.client_to_target_dropped? + units.target_to_client_dropped?)
+}
+
+/// With the process of each session, if that is asked for, and with dropped datagrams, if there are datagrams.
 fn as_table(rated: &[&Rated], has_process: bool) -> String {
     if rated.is_empty() {
         return "no sessions\n".into();
     }
-    let heads = [
-        ">PROCESS",
-        ">ID",
-        "LISTENER",
-        "CLIENT",
-        "BACKEND",
-        "TARGET",
-        "PHASE",
-        "ENGINE",
-        ">AGE",
-        ">IDLE",
-        ">TO TARGET",
-        ">RATE",
-        ">TO CLIENT",
-        ">RATE",
-        "WHY THIS ENGINE",
-    ];
-    let left_out = usize::from(!has_process);
-    let mut table = Table::new(&heads[left_out..]);
+    let has_datagrams = rated.iter().any(|one| dropped(&one.row).is_some());
+    let is_shown = |head: &str| match head {
+        ">PROCESS" => has_process,
+        ">DROPPED" => has_datagrams,
+        _ => true,
+    };
+    let mut table = Table::new(
+        &HEADS
+            .into_iter()
+            .filter(|head| is_shown(head))
+            .collect::<Vec<_>>(),
+    );
     for one in rated {
         let row = &one.row;
         let cells = [
@@ -154,9 +173,15 @@ fn as_table(rated: &[&Rated], has_process: bool) -> String {
             format!("{}/s", bytes(one.client_to_target_bytes_per_second)),
             bytes(row.target_to_client_bytes),
             format!("{}/s", bytes(one.target_to_client_bytes_per_second)),
+            dropped(row).map_or_else(|| "-".into(), |count| count.to_string()),
             row.why_engine.clone(),
         ];
-        table.add(cells.into_iter().skip(left_out));
+        let shown = HEADS.into_iter().zip(cells);
+        table.add(
+            shown
+                .filter(|(head, _)| is_shown(head))
+                .map(|(_, cell)| cell),
+        );
     }
     table.text()
 }

@@ -454,6 +454,11 @@ impl Deployment {
         self.workers.len()
     }
 
+    /// Whether there is a listener of connections.
+    pub(crate) fn has_connections(&self) -> bool {
+        !self.listeners.is_empty()
+    }
+
     /// How many sessions of datagrams there are.
     pub(crate) fn datagram_sessions(&self) -> usize {
         self.datagrams.sessions()

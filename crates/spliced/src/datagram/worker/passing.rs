@@ -27,8 +27,7 @@ impl Relaying {
             if received.is_ok() {
                 for (message, piece) in batch.received() {
                     if message.is_cut {
-                        self.counters.to_target.dropped.too_long += 1;
-                        self.account_dropped(Dropped::TooLong, 1);
+                        self.lose_cut(listener, &message.sender);
                     } else if message.ttl == Some(0) {
                         self.lose(&piece);
                     } else {
@@ -129,6 +128,18 @@ impl Relaying {
         let bound = bound.map(|bound| bound.ip());
         let to = sender.own().or(bound);
         to.is_some_and(|to| self.host.is_of_many(to))
+    }
+
+    /// Counts a datagram that was longer than the buffer.
+    fn lose_cut(&mut self, listener: usize, sender: &Sender) {
+        let session = self.sessions.find(listener, sender);
+        if let Some(session) = session.and_then(|number| self.sessions.get_mut(number)) {
+            session.to_target.dropped.too_long += 1;
+            self.is_behind = true;
+            return;
+        }
+        self.counters.to_target.dropped.too_long += 1;
+        self.account_dropped(Dropped::TooLong, 1);
     }
 
     /// Counts what has no session.

@@ -128,6 +128,11 @@ fn sessions_of_datagrams_are_shown_and_ended() {
         &[&format!("http://x/v1/sessions/{}", told["id"])],
     );
     assert_eq!(alone["client"], told["client"]);
+    let table = output(&mut command(&["sessions", "--control", control.path()]));
+    let table = String::from_utf8(table.stdout).expect("text");
+    let [heads, cells] = [0, 1].map(|line| table.lines().nth(line).unwrap_or_default());
+    assert!(heads.contains(" DROPPED  WHY"), "{table}");
+    assert!(cells.contains(" 0  no other engine"), "{table}");
     let more: Vec<_> = (0..MANY).map(|_| client(&relay)).collect();
     for client in &more {
         exchange(client, &target);

@@ -449,7 +449,9 @@ fn a_relay_of_datagrams_takes_orders_about_its_target_and_says_why_it_fails() {
         let table = String::from_utf8(table.stdout).expect("text");
         table.contains(&target) && table.contains("Connection refused")
     });
-    relay.wait_logged(&format!("to {target} ended: the target failed: Connection refused"));
+    relay.wait_logged(&format!(
+        "to {target} ended: the target failed: Connection refused"
+    ));
     let ordered = |order| output(&mut command(&[order, &target, "--control", path]));
     let told = String::from_utf8(ordered("drain").stdout).expect("text");
     assert!(told.contains("drained, 0 connections"), "{told}");

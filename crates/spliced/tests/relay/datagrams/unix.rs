@@ -9,6 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use netlab::Scratch;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::UdpGsoSegment;
+use socket2::SockRef;
 
 use super::{bytes, client, named, receive, socket};
 use crate::log::Log;
@@ -225,9 +226,16 @@ fn a_datagram_that_is_too_long_for_the_target_is_dropped_and_counted() {
     client.send(&[7; 65_508]).expect("it is sent");
     client.send(b"short").expect("it is sent");
     assert_eq!(receive(&target).0, b"short");
+    // More than a buffer of the relay holds.
+    SockRef::from(&client)
+        .set_send_buffer_size(300_000)
+        .expect("its buffer");
+    client.send(&[7; 240_000]).expect("it is sent");
+    client.send(b"short").expect("it is sent");
+    assert_eq!(receive(&target).0, b"short");
     relay.terminate();
     let entry = &log.entries()[0];
-    assert_eq!(entry["client_to_target_dropped"], 1);
-    assert_eq!(entry["client_to_target_datagrams"], 1);
-    relay.wait_logged("dropped 1 (no room 0, too long 1, no way 0)");
+    assert_eq!(entry["client_to_target_dropped"], 2);
+    assert_eq!(entry["client_to_target_datagrams"], 2);
+    relay.wait_logged("dropped 2 (no room 0, too long 2, no way 0)");
 }
