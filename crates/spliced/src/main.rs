@@ -89,7 +89,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::error::ErrorKind as UsageError;
+use clap::error::{ContextKind, ContextValue, ErrorKind as UsageError};
 use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command};
@@ -232,11 +232,26 @@ fn usage(error: &clap::Error) -> ExitCode {
         .unwrap_or_default()
         .trim_start_matches("error: ");
     let words: Vec<_> = sentence.split_whitespace().collect();
+    // As the standard library says it.
+    let words = words
+        .join(" ")
+        .replace("invalid digit found in string", "it is not a number");
+    let suggested = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand];
+    let meant = suggested
+        .into_iter()
+        .find_map(|kind| match error.get(kind)? {
+            ContextValue::String(one) => Some(one.clone()),
+            ContextValue::Strings(several) => Some(several.join(" or ")),
+            _ => None,
+        });
+    let meant = meant.map_or_else(String::new, |meant| {
+        format!("; write {meant} if that is meant")
+    });
     let command = match subcommand(env::args_os().skip(1)) {
         Some(name) => format!("spliced {name}"),
         None => "spliced".into(),
     };
-    eprintln!("spliced: {}; see '{command} --help'", words.join(" "));
+    eprintln!("spliced: {words}{meant}; see '{command} --help'");
     ExitCode::from(WRONG_USAGE)
 }
 

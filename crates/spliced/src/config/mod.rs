@@ -89,7 +89,10 @@ fn examine_text(path: &Path, text: &str) -> Examined {
     let (tree, errors) = DeTable::parse_recoverable(text);
     let syntax = errors.iter().map(|error| {
         let end = text.len()..text.len();
-        let sentence = error.message().trim().replace('\n', "; ");
+        let mut sentence = error.message().trim().replace('\n', "; ");
+        if sentence.contains("leading zero") {
+            sentence.push_str("; write a file's mode as a string, such as \"0660\"");
+        }
         (
             error.span().unwrap_or(end),
             format!("this is not TOML: {sentence}"),

@@ -186,6 +186,24 @@ fn an_error_names_the_help_of_the_subcommand() {
 }
 
 #[test]
+fn a_mistyped_option_is_told_what_it_may_mean() {
+    for (arguments, told) in [
+        (
+            &["relay", "--max-session", "4"][..],
+            "write --max-sessions if that is meant",
+        ),
+        (&["sesions"], "write sessions if that is meant"),
+        (
+            &["relay", "--threads", "1k"],
+            "'1k' for '--threads <N>': it is not a number;",
+        ),
+    ] {
+        let sentence = failure(&mut command(arguments), 2);
+        assert!(sentence.contains(told), "{sentence}");
+    }
+}
+
+#[test]
 fn without_a_subcommand_the_subcommands_are_listed() {
     let output = output(&mut command(&[]));
     assert_eq!(output.status.code(), Some(2));
