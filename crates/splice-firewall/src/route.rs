@@ -124,6 +124,7 @@ impl Routes {
             connection.push(attribute(rta::SOURCE_PORT, &from.port().to_be_bytes()));
         }
         if let SocketAddr::V6(to) = to
+            && to.ip().is_unicast_link_local()
             && to.scope_id() != 0
         {
             connection.push(attribute(rta::OUT_DEVICE, &to.scope_id().to_ne_bytes()));

@@ -18,24 +18,23 @@ use crate::refusal::WrongUsage;
 /// If the two kinds do not fit, or an option belongs to another kind.
 pub(crate) fn plan(args: RelayArgs) -> Result<Plan> {
     args.access_log.check().or_else(refuse)?;
-    let (listen, target) = (args.listen.clone(), args.target.clone());
-    if let (SocketName::Connected(near), SocketName::Connected(far)) = (&listen, &target)
-        && near.keeps_messages() == far.keeps_messages()
-    {
-        refuse_those_of_datagrams(&args)?;
-        refuse_on_connections(near, far, &args)?;
-        return Ok(of_connections(args, near.clone(), far.clone()));
+    match (args.listen.clone(), args.target.clone()) {
+        (SocketName::Connected(near), SocketName::Connected(far))
+            if near.keeps_messages() == far.keeps_messages() =>
+        {
+            refuse_those_of_datagrams(&args)?;
+            refuse_on_connections(&near, &far, &args)?;
+            Ok(of_connections(args, near, far))
+        }
+        (listen, target) if listen.is_datagram() && target.is_datagram() => {
+            refuse_on_datagrams(&args)?;
+            Ok(of_datagrams(args))
+        }
+        (listen, target) => refuse(&format!(
+            "{listen} and {target} cannot be joined: a stream, a datagram socket and one with messages (seqpacket) \
+             carry different things; give both the same kind"
+        )),
     }
-    if listen.is_datagram()
-        && let Some(to) = datagram_address(&target)
-    {
-        refuse_on_datagrams(to, &args)?;
-        return Ok(of_datagrams(args));
-    }
-    refuse(&format!(
-        "{listen} and {target} cannot be joined: a stream, a datagram socket and one with messages (seqpacket) \
-         carry different things; give both the same kind"
-    ))
 }
 
 /// The plan between `listen` and `to`, which have connections.
@@ -173,8 +172,8 @@ fn refuse_those_of_datagrams(args: &RelayArgs) -> Result<()> {
     }
 }
 
-/// Refuses what a relay of datagrams to the address `to` cannot have.
-fn refuse_on_datagrams(to: &Address, args: &RelayArgs) -> Result<()> {
+/// Refuses what a relay of datagrams cannot have.
+fn refuse_on_datagrams(args: &RelayArgs) -> Result<()> {
     if args.engine != EngineChoice::default() {
         return refuse(&format!(
             "--engine {} moves streams, and {} is a datagram socket; leave --engine out",
@@ -187,7 +186,7 @@ fn refuse_on_datagrams(to: &Address, args: &RelayArgs) -> Result<()> {
     if args.from_syn {
         return refuse("--from-syn is for TCP; leave it out for datagrams");
     }
-    if let Address::Inet { port: 0, .. } = to {
+    if let Some(Address::Inet { port: 0, .. }) = datagram_address(&args.target) {
         return refuse(&format!(
             "the target {} cannot be used: nobody listens on port 0; write its port",
             args.target

@@ -126,7 +126,9 @@ pub(crate) fn run(
         .listeners
         .iter()
         .find_map(|listener| listener.busy_poll);
-    let mut deployment = Deployment::new(plan.threads, busy_poll, {
+    // No reload brings connections.
+    let has_connections = configuration.is_some() || !plan.listeners.is_empty();
+    let mut deployment = Deployment::new(plan.threads, has_connections, busy_poll, {
         let sender = sender.clone();
         move |error| drop(sender.send(Event::LoopFailed(error)))
     })?;
@@ -280,7 +282,8 @@ struct Running {
 struct Drained {
     /// Why connections that were left had no more time.
     why_over: &'static str,
-    /// When the drain timeout ends; `None` if the clock cannot represent that time.
+    /// Until when the logs may be written; `None`: for no longer than last words may take. A second signal does not wait, and the
+    /// clock may not represent the end of the drain timeout.
     deadline: Option<Instant>,
 }
 
@@ -430,7 +433,12 @@ impl Running {
                 }
                 Some(Event::NoneLeft) => return over("the relay ended"),
                 Some(Event::LoopFailed(error)) => return Err(error),
-                Some(Event::Signal) => return over("a second signal ended the relay"),
+                Some(Event::Signal) => {
+                    return Ok(Drained {
+                        why_over: "a second signal ended the relay",
+                        deadline: None,
+                    });
+                }
                 Some(Event::Reopen | Event::Reload | Event::Asked(_)) => {}
                 None => return over("the drain timeout was over"),
             }

@@ -85,9 +85,13 @@ impl Lease {
         }
     }
 
-    /// It refuses datagrams at `address`, which its host has said.
-    pub(crate) fn refused(&self, address: &SocketAddress, why: &str) {
+    /// New sessions try another one of its addresses than `address` first, if it has several.
+    pub(crate) fn leave(&self, address: &SocketAddress) {
         self.server.target.failed(address);
+    }
+
+    /// It refuses datagrams, which its host has said.
+    pub(crate) fn refused(&self, why: &str) {
         if self.server.connection_failed(why) {
             let why = format!("{why}{}", in_a_row(self.server.fall()));
             self.backend.take_out(&self.server, Cause::Refused, &why);

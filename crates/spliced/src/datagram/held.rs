@@ -71,10 +71,14 @@ impl Held {
         self.lease.connected();
     }
 
-    /// Datagrams to `target` have failed.
-    pub(crate) fn failed(&self, target: &SocketAddress, errno: Errno) {
+    /// Datagrams to `target` have failed. `has_answered`: not from the first on.
+    pub(crate) fn failed(&self, target: &SocketAddress, errno: Errno, has_answered: bool) {
+        // Whatever the error says of the server, another address may do.
+        if !has_answered {
+            self.lease.leave(target);
+        }
         if connect_error::of_connect(errno, target) == Fault::Server {
-            self.lease.refused(target, &words(errno));
+            self.lease.refused(&words(errno));
         }
     }
 

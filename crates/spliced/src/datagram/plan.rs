@@ -1,4 +1,4 @@
-//! What a listener of datagrams is to do.
+//! What is particular to listeners of datagrams in a plan: their threads, and how their addresses are shown.
 
 use splice::SocketName;
 

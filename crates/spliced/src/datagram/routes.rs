@@ -173,7 +173,10 @@ fn reach(
             Err((errno, fault)) => {
                 why = Nowhere::at(target, errno, fault);
                 match fault {
-                    Fault::Server | Fault::Reset => lease.refused(target, &words(errno)),
+                    Fault::Server | Fault::Reset => {
+                        lease.leave(target);
+                        lease.refused(&words(errno));
+                    }
                     Fault::Shortage | Fault::NoWay => lease.could_not_be_tried(&why.why),
                 }
             }

@@ -360,7 +360,8 @@ impl Relaying {
         let Some(session) = self.sessions.get(number) else {
             return;
         };
-        session.held.failed(&session.target, errno);
+        let has_answered = session.to_client.seen() > 0;
+        session.held.failed(&session.target, errno, has_answered);
         self.service.failed.emit(|suppressed| {
             tracing::warn!(
                 "session {} from {} to {} ended: {}{}",

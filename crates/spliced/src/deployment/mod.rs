@@ -88,12 +88,13 @@ struct Bound {
 }
 
 impl Deployment {
-    /// Starts the threads; nothing listens yet.
+    /// Starts the threads; nothing listens yet. `has_connections`: there may be listeners of connections.
     ///
     /// # Errors
     /// If a thread or its loop cannot be created.
     pub(crate) fn new(
         threads: Option<u16>,
+        has_connections: bool,
         busy_poll: Option<Duration>,
         on_failure: impl Fn(Error) + Clone + Send + Sync + 'static,
     ) -> Result<Self> {
@@ -101,7 +102,9 @@ impl Deployment {
             || thread::available_parallelism().map_or(1, usize::from),
             usize::from,
         );
-        let workers = (0..threads).map(|_| Worker::start(busy_poll, on_failure.clone()));
+        // One tells of a drain that no listener is left.
+        let loops = if has_connections { threads } else { 1 };
+        let workers = (0..loops).map(|_| Worker::start(busy_poll, on_failure.clone()));
         let workers = workers.collect::<Result<_>>()?;
         let process = Process::new();
         Ok(Self {

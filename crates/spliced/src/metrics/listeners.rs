@@ -44,14 +44,14 @@ pub(super) fn families(
     vec![open, most]
 }
 
-pub(super) fn open() -> Family {
+fn open() -> Family {
     Family::gauge(
         "spliced_listener_open_connections",
         "Clients of the listener that are connected, or have a session, and count for its limit.",
     )
 }
 
-pub(super) fn most() -> Family {
+fn most() -> Family {
     Family::gauge(
         "spliced_listener_max_connections",
         "The limit of the listener on connections (max_connections) or sessions (max_sessions), if it has one.",

@@ -113,7 +113,7 @@ impl Look {
     }
 }
 
-pub(super) fn opened() -> Family {
+fn opened() -> Family {
     Family::counter(
         "spliced_sessions_opened",
         "Clients that were accepted, by listener.",

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use netlab::{Namespace, Need, Scratch, available};
 
+use crate::datagrams;
 use crate::patience::{PATIENCE, until};
 use crate::peer::{Peer, exchange};
 use crate::proxy::Proxy;
@@ -414,5 +415,30 @@ fn names_of_clients_are_raced_too() {
         assert!((DELAY..SHARE).contains(&took), "{addresses:?}: {took:?}");
         let (opened, _) = socks(&stage, &address, &server);
         assert_eq!(opened, 1, "{addresses:?}");
+    }
+}
+
+/// Also where the error says nothing of the server, such as a prohibition by a firewall.
+#[test]
+fn a_session_of_datagrams_takes_the_next_address_after_one_that_failed() {
+    for rejects in [None, Some("admin-prohibited")] {
+        let Some(stage) = Stage::new() else {
+            return;
+        };
+        if let Some(code) = rejects {
+            let mut nft = stage.namespace.command("nft");
+            let rules = format!(
+                "add table ip6 t; add chain ip6 t c {{ type filter hook output priority 0; }}; \
+                 add rule ip6 t c udp dport {PORT} reject with icmpv6 type {code}"
+            );
+            assert!(nft.arg(rules).status().expect("nft runs").success());
+        }
+        let at = format!("{}:{PORT}", OWN[0]);
+        let server = stage.enter(|| datagrams::socket(&at));
+        let mut command = stage.spliced(&[OWN_V6, OWN[0]]);
+        let target = format!("udp:name.test:{PORT}");
+        let relay = Relay::spawn(command.args(["relay", "udp:127.0.0.1:0", &target]));
+        let client = stage.enter(|| datagrams::client(&relay));
+        datagrams::ask_until_received(&client, &server, b"question");
     }
 }

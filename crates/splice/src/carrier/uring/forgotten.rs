@@ -4,8 +4,8 @@
 //! it was there the last time (`IO_POLL_REF_BIAS`): `io_poll_check_events` takes them all back, and does not look at the
 //! `IO_POLL_RETRY_FLAG` that the next one has set (seen on 6.18). The byte stays in the socket until another one comes.
 //!
-//! So a lane that has received much, and nothing since the clock was started, receives afresh: a new receive looks at its socket
-//! first. Nobody asks whether there is something, since FIONREAD does not tell of sockets in a map.
+//! So a lane that has received much, and nothing since the clock stopped the last time, looks at its socket, and receives afresh
+//! if there is something. poll(2) tells that of sockets in a map as well, where FIONREAD does not, and takes no error from them.
 
 use super::Ring;
 use super::lane_state::{LaneState, ReceiveState};
@@ -19,7 +19,7 @@ pub(super) struct Forgotten(Vec<Suspect>);
 
 struct Suspect {
     lane: usize,
-    /// What the lane had received when the clock was started.
+    /// What the lane had received when it became one, or when the clock stopped the last time.
     multishot_bytes: usize,
 }
 
@@ -42,8 +42,9 @@ impl Forgotten {
 }
 
 impl Ring {
-    /// Has the lanes receive afresh that have received nothing since the clock was started.
+    /// The clock has stopped: has the lanes receive afresh that have received nothing for a while, although there is something.
     pub(super) fn receive_forgotten(&mut self) {
+        let (mut quiet, mut sockets) = (Vec::new(), Vec::new());
         for mut suspect in std::mem::take(&mut self.forgotten.0) {
             let Some(pair) = self.lanes.0.get_mut(suspect.lane / 2) else {
                 continue;
@@ -60,8 +61,25 @@ impl Ring {
             }
             state.multishot_bytes = 0;
             if state.receive == ReceiveState::Multishot && !state.cancelled {
-                state.cancelled = true;
-                self.cancel(suspect.lane);
+                quiet.push(suspect.lane);
+                sockets.push(libc::pollfd {
+                    fd: state.source,
+                    events: libc::POLLIN,
+                    revents: 0,
+                });
+            }
+        }
+        if sockets.is_empty() {
+            return;
+        }
+        // SAFETY: the pointer and the length are those of an array that outlives the call, which does not wait. A number whose
+        // descriptor is closed, as one that a task which has panicked had, is reported as such.
+        let found = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, 0) };
+        for (lane, socket) in quiet.into_iter().zip(sockets) {
+            // A socket that could not be looked at may have something.
+            if found < 0 || socket.revents != 0 {
+                self.lanes.state(lane).cancelled = true;
+                self.cancel(lane);
             }
         }
     }
@@ -78,7 +96,9 @@ mod tests {
     use netlab::PATIENCE;
     use rustix::net::sockopt::set_socket_send_buffer_size;
 
-    use super::super::tests::{is_available, join};
+    use super::super::tests::{SOON, is_available, join, turn_until};
+    use super::FORGETS_AFTER_BYTES;
+    use crate::carrier::Carriers;
     use crate::reactor::EventLoop;
 
     /// More than 128.
@@ -123,6 +143,36 @@ mod tests {
     impl Drop for Ending<'_> {
         fn drop(&mut self) {
             self.0.begun.store(usize::MAX, Ordering::Relaxed);
+        }
+    }
+
+    fn suspects(event_loop: &mut EventLoop) -> usize {
+        let ring = event_loop.local::<Carriers>().ring.as_ref();
+        ring.unwrap().forgotten.0.len()
+    }
+
+    /// A lane is looked at once, when it has been quiet, and receives on.
+    #[test]
+    fn a_quiet_lane_is_looked_at_and_receives_on() {
+        if !is_available() {
+            return;
+        }
+        let mut event_loop = EventLoop::new().unwrap();
+        let (mut client, near) = UnixStream::pair().unwrap();
+        let (far, mut server) = UnixStream::pair().unwrap();
+        let _handle = join(&mut event_loop, [near, far]);
+        server.set_nonblocking(true).unwrap();
+        for round in 1..4 {
+            client.write_all(&[round; FORGETS_AFTER_BYTES]).unwrap();
+            let mut bytes = [0; FORGETS_AFTER_BYTES];
+            turn_until(&mut event_loop, SOON, |_| {
+                server.read_exact(&mut bytes).is_ok()
+            });
+            assert_eq!(bytes, [round; FORGETS_AFTER_BYTES]);
+            assert_eq!(suspects(&mut event_loop), 1);
+            turn_until(&mut event_loop, SOON, |event_loop| {
+                suspects(event_loop) == 0
+            });
         }
     }
 

@@ -30,7 +30,7 @@ const MESSAGE_BYTES: usize = 700;
 const ROUND_TRIPS: usize = 200;
 const PIECE_BYTES: usize = 3000;
 const STALLS: usize = 50;
-const SOON: Duration = Duration::from_millis(20);
+pub(super) const SOON: Duration = Duration::from_millis(20);
 /// The kernel allows 10 ms (seen on 6.18).
 const POLLED: Duration = Duration::from_millis(5);
 
@@ -62,7 +62,7 @@ pub(super) fn join(event_loop: &mut EventLoop, ends: [UnixStream; 2]) -> Handle 
 }
 
 /// Turns until `condition` holds.
-fn turn_until(
+pub(super) fn turn_until(
     event_loop: &mut EventLoop,
     turn: Duration,
     mut condition: impl FnMut(&mut EventLoop) -> bool,

@@ -24,6 +24,8 @@ impl Relaying {
         tried: &Tried,
         now: Instant,
     ) -> Result<usize, Nowhere> {
+        // Before it enters, so that a relay which begins to drain then sees it.
+        let counted = self.service.sessions.acquire_beyond_limit();
         // The thread may not have been woken yet.
         let entered = self.control.enter().map_err(|phase| match phase {
             Phase::Held | Phase::Leaving | Phase::Cut => "the listener takes no more clients",
@@ -32,7 +34,6 @@ impl Relaying {
         // What follows may find that there is no session for this client. So nothing is displaced before.
         let permit = self.permit(client, now)?;
         let place = self.place_or_displace(client, tried)?;
-        let counted = self.service.sessions.acquire_beyond_limit();
         self.make_room_of_client(client);
         self.make_room();
         let number = self.sessions.next_number();

@@ -178,7 +178,7 @@ impl Relaying {
         }
         session.used = now;
         self.is_behind = true;
-        if session.to_client.datagrams == 0 {
+        if session.to_client.seen() == 0 {
             session.held.answered();
         }
         let listener = &self.listeners[session.listener];

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 
 use super::servers::{Stage, join, of, quoted, talk};
 use super::{answers, curl};
+use crate::datagrams;
 use crate::patience::until;
 use crate::peer::Peer;
-use crate::relay::{BINARY, Relay, command};
+use crate::relay::{BINARY, Relay};
 use crate::server::Server;
 
 /// So many threads have a socket each.
@@ -353,16 +354,23 @@ fn a_relay_of_datagrams_is_drained() {
     let scratch = Scratch::new("control").expect("a directory");
     let socket = scratch.path().join("sock");
     let path = socket.to_str().expect("UTF-8");
-    let arguments = ["relay", "udp:127.0.0.1:0", "udp:127.0.0.1:9"];
-    let _relay = Relay::spawn(command(&arguments).args(["--control", path]));
+    let target = datagrams::socket("127.0.0.1:0");
+    let target_name = datagrams::named(&target);
+    let relay = Relay::between("udp:127.0.0.1:0", &target_name, &["--control", path]);
     answers(&socket);
+    let (known, new) = (datagrams::client(&relay), datagrams::client(&relay));
+    known.send(b"before").expect("it is sent");
+    assert_eq!(datagrams::receive(&target).0, b"before");
     let (_, answer) = curl(&socket, &["http://x/v1/listeners"]);
     assert_eq!(answer["listeners"][0]["state"], "listening");
-    let path = "http://x/v1/listeners/udp:127.0.0.1:0/drain";
-    let (status, answer) = curl(&socket, &["-X", "POST", path]);
-    assert_eq!(status, "200", "{answer}");
-    assert_eq!(answer["state"], "drained");
-    let path = "http://x/v1/listeners/udp:127.0.0.1:0/undrain";
-    let (_, answer) = curl(&socket, &["-X", "POST", path]);
-    assert_eq!(answer["state"], "listening");
+    let order = |order| {
+        let path = format!("http://x/v1/listeners/udp:127.0.0.1:0/{order}");
+        let (status, answer) = curl(&socket, &["-X", "POST", &path]);
+        assert_eq!(status, "200", "{answer}");
+    };
+    order("drain");
+    new.send(b"too late").expect("it is sent");
+    relay.wait_logged("the listener takes no more clients");
+    order("undrain");
+    datagrams::ask_until_received(&new, &target, b"after");
 }

@@ -459,5 +459,9 @@ fn a_relay_of_datagrams_takes_orders_about_its_target_and_says_why_it_fails() {
         let _ = client.send(b"question");
         relay.lines_logged("a client's datagram was dropped: ") > 0
     });
+    let dropped = relay.wait_logged("a client's datagram was dropped: ");
+    assert!(dropped.contains("drained"), "{dropped}");
     assert!(ordered("undrain").status.success());
+    let server = datagrams::socket(target.trim_start_matches("udp:"));
+    datagrams::ask_until_received(&client, &server, b"question");
 }

@@ -69,7 +69,7 @@ fn inet(address: &str) -> SocketAddr {
     address.parse().expect("an address")
 }
 
-fn named(socket: &UdpSocket) -> String {
+pub(crate) fn named(socket: &UdpSocket) -> String {
     format!("udp:{}", socket.local_addr().expect("its address"))
 }
 
@@ -93,7 +93,11 @@ fn bytes(random: &mut Random, length: usize) -> Vec<u8> {
 
 /// Sends `question` until `target` receives it, whatever was lost while nobody listened. Returns who sent it
 /// there.
-fn ask_until_received(client: &UdpSocket, target: &UdpSocket, question: &[u8]) -> SocketAddr {
+pub(crate) fn ask_until_received(
+    client: &UdpSocket,
+    target: &UdpSocket,
+    question: &[u8],
+) -> SocketAddr {
     target.set_nonblocking(true).expect("non-blocking");
     let from = until_found("the question arrives", || {
         // An error of an earlier datagram.

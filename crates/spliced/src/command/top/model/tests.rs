@@ -328,9 +328,9 @@ fn a_process_that_lists_no_sessions_is_named() {
     let News::Told(socket, mut told) = process(8, Vec::new(), json!([])) else {
         panic!("another answer");
     };
-    told.sessions = Err("a relay of datagrams does not list its sessions".into());
+    told.sessions = Err("it does not list its sessions".into());
     model.news(News::Told(socket, told), UNIX_EPOCH);
-    let notice = "process 8: a relay of datagrams does not list its sessions";
+    let notice = "process 8: it does not list its sessions";
     assert_eq!(model.known.notices(), [notice]);
 }
 
