@@ -110,8 +110,8 @@ impl Routes {
 
     /// Whether the segments of a TCP connection to an address stay on this host: it is one of its addresses, or of a
     /// range that is routed here (`ip route add local`). Rules may tell by ports and sources (`ip rule add ipproto tcp
-    /// dport ...`). `from` is the other end once the connection is made. A link-local address is one of the interface that its
-    /// scope names, if it names one.
+    /// dport ...`). `from` is the other end once the connection is made. A link-local address is local only on
+    /// the interface that its scope ID names, if it has one.
     ///
     /// # Errors
     /// If netlink fails, or the host does not have the address `from` any more.

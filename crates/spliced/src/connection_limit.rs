@@ -75,7 +75,8 @@ impl ConnectionLimit {
         ConnectionPermit(Arc::clone(self))
     }
 
-    /// A permit even at the limit: for a connection that the kernel has already established.
+    /// A permit even at the limit: for a connection that the kernel has already established, or a session of
+    /// datagrams.
     pub(crate) fn acquire_beyond_limit(self: &Arc<Self>) -> ConnectionPermit {
         self.count.fetch_add(1, Ordering::AcqRel);
         self.permit()

@@ -232,7 +232,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         .unwrap_or_default()
         .trim_start_matches("error: ");
     let words: Vec<_> = sentence.split_whitespace().collect();
-    // As the standard library says it.
+    // The wording of the standard library's parse error.
     let words = words
         .join(" ")
         .replace("invalid digit found in string", "it is not a number");

@@ -126,9 +126,9 @@ pub(crate) fn run(
         .listeners
         .iter()
         .find_map(|listener| listener.busy_poll);
-    // No reload brings connections.
-    let has_connections = configuration.is_some() || !plan.listeners.is_empty();
-    let mut deployment = Deployment::new(plan.threads, has_connections, busy_poll, {
+    // Without a configuration, no reload can add listeners of connections.
+    let may_have_connections = configuration.is_some() || !plan.listeners.is_empty();
+    let mut deployment = Deployment::new(plan.threads, may_have_connections, busy_poll, {
         let sender = sender.clone();
         move |error| drop(sender.send(Event::LoopFailed(error)))
     })?;
@@ -282,8 +282,8 @@ struct Running {
 struct Drained {
     /// Why connections that were left had no more time.
     why_over: &'static str,
-    /// Until when the logs may be written; `None`: for no longer than last words may take. A second signal does not wait, and the
-    /// clock may not represent the end of the drain timeout.
+    /// Until when the logs may be written. `None`: only as long as the last words may take, after a second signal, or if the clock
+    /// cannot represent the end of the drain timeout.
     deadline: Option<Instant>,
 }
 

@@ -85,8 +85,8 @@ impl Lease {
         }
     }
 
-    /// New sessions try another one of its addresses than `address` first, if it has several.
-    pub(crate) fn leave(&self, address: &SocketAddress) {
+    /// New sessions try the server's other addresses before `address`, if it has several.
+    pub(crate) fn address_failed(&self, address: &SocketAddress) {
         self.server.target.failed(address);
     }
 

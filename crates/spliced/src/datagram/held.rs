@@ -71,13 +71,14 @@ impl Held {
         self.lease.connected();
     }
 
-    /// Datagrams to `target` have failed. `has_answered`: not from the first on.
+    /// Datagrams to `target` have failed. `has_answered`: the target had answered before.
     pub(crate) fn failed(&self, target: &SocketAddress, errno: Errno, has_answered: bool) {
-        // Whatever the error says of the server, another address may do.
-        if !has_answered {
-            self.lease.leave(target);
+        let is_of_server = connect_error::of_connect(errno, target) == Fault::Server;
+        // Whatever the error says of a server that has not answered, another address may do.
+        if is_of_server || !has_answered {
+            self.lease.address_failed(target);
         }
-        if connect_error::of_connect(errno, target) == Fault::Server {
+        if is_of_server {
             self.lease.refused(&words(errno));
         }
     }

@@ -174,7 +174,7 @@ fn reach(
                 why = Nowhere::at(target, errno, fault);
                 match fault {
                     Fault::Server | Fault::Reset => {
-                        lease.leave(target);
+                        lease.address_failed(target);
                         lease.refused(&words(errno));
                     }
                     Fault::Shortage | Fault::NoWay => lease.could_not_be_tried(&why.why),

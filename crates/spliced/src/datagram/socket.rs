@@ -214,12 +214,12 @@ impl Host {
         }
     }
 
-    /// Only a socket that may broadcast is connected to such an address. None is if a route prohibits that.
+    /// connect(2) to a broadcast address fails with EACCES without SO_BROADCAST; if a route prohibits it, also with.
     fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         let connect = || connect(&self.socket, &SocketAddr::from((address, DISCARD)));
         let connected = connect().or_else(|errno| match errno {
             Errno::ACCESS => Err(errno),
-            // It still has the source that its first route has given it, which this host may have no more.
+            // The socket keeps the source address of its first connection, which this host may have lost since.
             _ => {
                 connect_unspec(&self.socket)?;
                 connect()

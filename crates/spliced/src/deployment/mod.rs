@@ -88,13 +88,13 @@ struct Bound {
 }
 
 impl Deployment {
-    /// Starts the threads; nothing listens yet. `has_connections`: there may be listeners of connections.
+    /// Starts the threads; nothing listens yet. `may_have_connections`: there may be listeners of connections.
     ///
     /// # Errors
     /// If a thread or its loop cannot be created.
     pub(crate) fn new(
         threads: Option<u16>,
-        has_connections: bool,
+        may_have_connections: bool,
         busy_poll: Option<Duration>,
         on_failure: impl Fn(Error) + Clone + Send + Sync + 'static,
     ) -> Result<Self> {
@@ -102,8 +102,8 @@ impl Deployment {
             || thread::available_parallelism().map_or(1, usize::from),
             usize::from,
         );
-        // One tells of a drain that no listener is left.
-        let loops = if has_connections { threads } else { 1 };
+        // Without listeners of connections one is enough: `stop_listening` needs it to report that they are closed.
+        let loops = if may_have_connections { threads } else { 1 };
         let workers = (0..loops).map(|_| Worker::start(busy_poll, on_failure.clone()));
         let workers = workers.collect::<Result<_>>()?;
         let process = Process::new();

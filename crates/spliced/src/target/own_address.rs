@@ -22,7 +22,7 @@ pub(crate) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> b
 }
 
 /// Whether a datagram that is said to come from `sender` comes from a listener on one of `listening`. Where the routes cannot
-/// be read, only an address that is named there counts: whoever has the same port as the listener is a client otherwise.
+/// be read, only an address that is named there counts: any other sender with the listener's port is a client.
 pub(crate) fn is_from_listener(sender: SocketAddr, listening: &[SocketAddress]) -> bool {
     let is_own = |sender| Some(is_known_as_own(sender));
     reaches(&SocketAddress::Inet(sender), listening, is_own, || None)
@@ -125,7 +125,7 @@ pub(crate) fn is_own(to: SocketAddr, from: Option<SocketAddr>) -> Option<bool> {
     }
 }
 
-/// The same where nothing is refused for it.
+/// As [`is_own`], but without a warning: an address that cannot be looked up counts as foreign.
 fn is_known_as_own(address: SocketAddr) -> bool {
     ask_whether_own(address, None).unwrap_or(false)
 }

@@ -79,7 +79,7 @@ impl Ring {
         };
         let bytes = usize::try_from(entry.result()).unwrap_or(0);
         if state.receive == ReceiveState::Multishot {
-            self.forgotten.note(index, state, bytes);
+            self.suspects.note(index, state, bytes);
         }
         let mut is_lost = false;
         if let Some(first) = cqueue::buffer_select(entry.flags()) {

@@ -88,7 +88,7 @@ pub(super) struct LaneState {
     pub(super) cancelled: bool,
     pub(super) released: bool,
     pub(super) received: VecDeque<Piece>,
-    /// How many bytes the multishot receive has brought.
+    /// How many bytes the multishot receive has brought since the lane was last looked at.
     pub(super) multishot_bytes: usize,
     pub(super) stream_end: Option<StreamEnd>,
     pub(super) send: SendState,

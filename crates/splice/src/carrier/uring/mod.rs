@@ -62,7 +62,7 @@ use io_uring::{IoUring, opcode};
 use rustix::io::Errno;
 
 use self::buffers::{BufferGroup, Piece};
-use self::forgotten::Forgotten;
+use self::forgotten::Suspects;
 pub(crate) use self::lane::{Lane, ReadHint};
 use self::lane_state::{
     BufferKind, Gather, LanePair, LaneState, Lanes, ReceiveState, SendState, StreamEnd,
@@ -114,8 +114,7 @@ pub(crate) struct Ring {
     /// A request that polls the loop's epoll instance is pending.
     watches_epoll: bool,
     epoll_has_events: bool,
-    /// Lanes from which the kernel may have forgotten a byte.
-    forgotten: Forgotten,
+    suspects: Suspects,
     /// A request that wakes the loop after `CLOCK_TIME` is pending.
     clock_runs: bool,
     /// Wakes a loop that does not wait in the ring.
@@ -147,7 +146,7 @@ impl Ring {
             ready: VecDeque::new(),
             waiting: VecDeque::new(),
             silent: Vec::new(),
-            forgotten: Forgotten::default(),
+            suspects: Suspects::default(),
             starved: Vec::new(),
             watches_epoll: false,
             epoll_has_events: false,

@@ -38,7 +38,7 @@ impl Ring {
 
     /// Submits the timer that bounds how long silent sends stay uncounted and bytes forgotten.
     pub(super) fn start_clock(&mut self) {
-        let is_needed = !self.silent.is_empty() || !self.forgotten.is_empty();
+        let is_needed = !self.silent.is_empty() || !self.suspects.is_empty();
         if is_needed && !self.clock_runs {
             self.clock_runs = true;
             let entry = opcode::Timeout::new(&raw const CLOCK_TIME);

@@ -24,8 +24,9 @@ impl Relaying {
         tried: &Tried,
         now: Instant,
     ) -> Result<usize, Nowhere> {
-        // Before it enters, so that a relay which begins to drain then sees it.
-        let counted = self.service.sessions.acquire_beyond_limit();
+        // Counted before `enter`, so that a process that begins to drain in between sees this session; as one of the process only,
+        // since there may be none, and then nobody is to make room for it.
+        let _opening = self.service.process.connections.acquire_beyond_limit();
         // The thread may not have been woken yet.
         let entered = self.control.enter().map_err(|phase| match phase {
             Phase::Held | Phase::Leaving | Phase::Cut => "the listener takes no more clients",
@@ -34,6 +35,7 @@ impl Relaying {
         // What follows may find that there is no session for this client. So nothing is displaced before.
         let permit = self.permit(client, now)?;
         let place = self.place_or_displace(client, tried)?;
+        let counted = self.service.sessions.acquire_beyond_limit();
         self.make_room_of_client(client);
         self.make_room();
         let number = self.sessions.next_number();

@@ -27,7 +27,7 @@ impl Relaying {
             if received.is_ok() {
                 for (message, piece) in batch.received() {
                     if message.is_cut {
-                        self.lose_cut(listener, &message.sender);
+                        self.lose_truncated(listener, &message.sender);
                     } else if message.ttl == Some(0) {
                         self.lose(&piece);
                     } else {
@@ -131,12 +131,11 @@ impl Relaying {
     }
 
     /// Counts a datagram that was longer than the buffer.
-    fn lose_cut(&mut self, listener: usize, sender: &Sender) {
+    fn lose_truncated(&mut self, listener: usize, sender: &Sender) {
         let session = self.sessions.find(listener, sender);
         if let Some(session) = session.and_then(|number| self.sessions.get_mut(number)) {
             session.to_target.dropped.too_long += 1;
-            self.is_behind = true;
-            return;
+            return session.account();
         }
         self.counters.to_target.dropped.too_long += 1;
         self.account_dropped(Dropped::TooLong, 1);
@@ -169,6 +168,7 @@ impl Relaying {
             Err(Errno::AGAIN | Errno::INTR) => return,
             Err(Errno::MSGSIZE) => {
                 session.to_target.dropped.too_long += 1;
+                session.account();
                 return self.tell_too_big(number, None, now);
             }
             Err(errno) => {

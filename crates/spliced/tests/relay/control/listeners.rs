@@ -369,8 +369,12 @@ fn a_relay_of_datagrams_is_drained() {
         assert_eq!(status, "200", "{answer}");
     };
     order("drain");
-    new.send(b"too late").expect("it is sent");
-    relay.wait_logged("the listener takes no more clients");
+    until("new clients are refused", || {
+        // Without a session, the threads end.
+        known.send(b"still here").expect("it is sent");
+        new.send(b"too late").expect("it is sent");
+        relay.lines_logged("the listener takes no more clients") > 0
+    });
     order("undrain");
     datagrams::ask_until_received(&new, &target, b"after");
 }
