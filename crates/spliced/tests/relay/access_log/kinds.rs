@@ -75,7 +75,7 @@ fn a_session_of_udp_has_its_fields() {
     target.send_to(b"back again", from).expect("sent");
     datagrams::receive(&client);
     let address = client.local_addr().expect("its address").to_string();
-    let common = copied(&relay.address, &address, &server, &server);
+    let common = copied("udp:127.0.0.1:0", &address, &server, &server);
     let start = with(common.clone(), json!({"event": "start"}));
     assert_eq!(lines(&log, 1), std::slice::from_ref(&start));
     relay.terminate();
