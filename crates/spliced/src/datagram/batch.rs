@@ -27,6 +27,21 @@ pub(crate) struct Message {
     pub(crate) is_cut: bool,
 }
 
+impl Message {
+    /// Whether the kernel has merged datagrams.
+    pub(crate) fn is_many(&self) -> bool {
+        self.stride > 0 && self.stride < self.length
+    }
+
+    /// Whether the kernel could have merged it with the next one (`udp_gro_receive_segment`: a shorter one is the last).
+    pub(crate) fn goes_before(&self, next: &Self) -> bool {
+        0 < next.length
+            && next.length <= self.length
+            && self.congestion == next.congestion
+            && self.sender == next.sender
+    }
+}
+
 impl Batch {
     /// How many datagrams a call receives at most: what the library asks the kernel for.
     pub(crate) const MESSAGES: usize = quinn_udp::BATCH_SIZE;

@@ -2,6 +2,7 @@
 
 mod control_message;
 mod header;
+mod merging;
 
 use std::cell::Cell;
 use std::io::{self, IoSliceMut};
@@ -16,6 +17,7 @@ use rustix::net::{
 };
 use splice_base::socket_option::{merge_datagrams, report_destination};
 
+use self::merging::Merging;
 use super::batch::{Batch, Message};
 use super::piece::Piece;
 use super::sender::Sender;
@@ -39,6 +41,7 @@ pub(crate) struct DatagramSocket {
     keeps_ttl: bool,
     /// The time to live that was set last.
     ttl: Cell<Option<u8>>,
+    merging: Cell<Merging>,
 }
 
 impl DatagramSocket {
@@ -59,10 +62,9 @@ impl DatagramSocket {
                 .is_some_and(|inet| inet.ip().to_canonical().is_ipv4()),
             keeps_ttl: terms.ttl == TimeToLive::Keep,
             ttl: Cell::new(None),
+            merging: Cell::default(),
         };
         if socket.is_udp() {
-            // Without it datagrams come one by one.
-            let _ = merge_datagrams(&socket.fd);
             // Without it congestion marks are lost.
             let _ = match family {
                 AddressFamily::INET => sockopt::set_ip_recvtos(&socket.fd, true),
@@ -94,10 +96,17 @@ impl DatagramSocket {
     pub(crate) fn receive(&self, host: &Host, batch: &mut Batch) -> Result<(), Errno> {
         batch.messages.clear();
         match self.family {
-            AddressFamily::UNIX => self.receive_unix(batch),
-            _ if self.keeps_ttl => self.receive_with_ttl(batch),
-            _ => self.receive_udp(host, batch),
+            AddressFamily::UNIX => return self.receive_unix(batch),
+            _ if self.keeps_ttl => self.receive_with_ttl(batch)?,
+            _ => self.receive_udp(host, batch)?,
         }
+        let mut merging = self.merging.get();
+        if let Some(is_together) = merging.note(&batch.messages) {
+            // Without it datagrams come one by one.
+            let _ = merge_datagrams(&self.fd, is_together);
+        }
+        self.merging.set(merging);
+        Ok(())
     }
 
     fn receive_udp(&self, host: &Host, batch: &mut Batch) -> Result<(), Errno> {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use netlab::{Lab, Namespace, Need, available};
 use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::UdpGsoSegment;
+use nix::sys::socket::sockopt::{UdpGroSegment, UdpGsoSegment};
 use quinn_udp::{EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
@@ -76,34 +76,68 @@ fn each_of_many_clients_has_a_session_of_its_own() {
     assert_eq!(ports.len(), CLIENTS);
 }
 
-/// Many datagrams in one call are merged on their way (`UDP_SEGMENT`, `UDP_GRO`), and come out as they were.
+/// Many datagrams in one call come out as they were, before the relay has the kernel merge them and then
+/// (`UDP_SEGMENT`, `UDP_GRO`).
 #[test]
 fn merged_datagrams_come_out_one_by_one() {
     const SEGMENT: usize = 1000;
     const WHOLE: usize = 20;
+    const TRAINS: usize = 3;
     let target = socket("127.0.0.1:0");
     let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &[]);
     let client = client(&relay);
     let mut random = Random::of_run(3);
-    // The last one is shorter.
-    let message = bytes(&mut random, WHOLE * SEGMENT + 7);
     let segment = SEGMENT as i32;
-    setsockopt(&client, UdpGsoSegment, &segment).expect("segmentation");
-    client.send(&message).expect("it is sent");
-    let mut from = None;
-    for piece in message.chunks(SEGMENT) {
-        let (received, sender) = receive(&target);
-        assert!(received == piece, "{} bytes differ", piece.len());
-        from = Some(sender);
+    for socket in [&client, &target] {
+        setsockopt(socket, UdpGsoSegment, &segment).expect("segmentation");
     }
-    setsockopt(&target, UdpGsoSegment, &segment).expect("segmentation");
-    target
-        .send_to(&message, from.expect("a sender"))
-        .expect("it is answered");
-    for piece in message.chunks(SEGMENT) {
-        let (received, _) = receive(&client);
-        assert!(received == piece, "{} bytes differ", piece.len());
+    for _ in 0..TRAINS {
+        // The last one is shorter.
+        let message = bytes(&mut random, WHOLE * SEGMENT + 7);
+        client.send(&message).expect("it is sent");
+        let mut from = None;
+        for piece in message.chunks(SEGMENT) {
+            let (received, sender) = receive(&target);
+            assert!(received == piece, "{} bytes differ", piece.len());
+            from = Some(sender);
+        }
+        target
+            .send_to(&message, from.expect("a sender"))
+            .expect("it is answered");
+        for piece in message.chunks(SEGMENT) {
+            let (received, _) = receive(&client);
+            assert!(received == piece, "{} bytes differ", piece.len());
+        }
     }
+}
+
+/// The relay has the kernel merge what comes in trains, and sends it on in one piece, which a target that wants such pieces gets.
+#[test]
+fn trains_go_on_together() {
+    const SEGMENT: usize = 1000;
+    const WHOLE: usize = 20;
+    let target = socket("127.0.0.1:0");
+    setsockopt(&target, UdpGroSegment, &true).expect("merging");
+    let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &[]);
+    let client = client(&relay);
+    setsockopt(&client, UdpGsoSegment, &(SEGMENT as i32)).expect("segmentation");
+    let message = bytes(&mut Random::of_run(4), WHOLE * SEGMENT);
+    until("a train arrives in one piece", || {
+        client.send(&message).expect("it is sent");
+        let mut left = &message[..];
+        let mut pieces = 0;
+        while !left.is_empty() {
+            let (received, _) = receive(&target);
+            assert!(
+                left.starts_with(&received),
+                "{} bytes differ",
+                received.len()
+            );
+            left = &left[received.len()..];
+            pieces += 1;
+        }
+        pieces == 1
+    });
 }
 
 /// The congestion marks of the IP header go with a datagram (RFC 3168), as QUIC expects it.

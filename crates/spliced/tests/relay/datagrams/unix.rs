@@ -124,6 +124,8 @@ fn a_target_that_is_gone_is_told_of_each_time() {
 #[test]
 fn merged_datagrams_reach_a_unix_socket_one_by_one() {
     const CARS: [usize; 3] = [100, 100, 50];
+    /// The kernel begins to merge them after some.
+    const TRAINS: usize = 20;
     let scratch = Scratch::new("unix-trains").expect("a directory");
     let mut buffer = [0; 1000];
     let message = bytes(&mut Random::of_run(12), CARS.iter().sum());
@@ -133,10 +135,12 @@ fn merged_datagrams_reach_a_unix_socket_one_by_one() {
     let relay = Relay::between("udp:127.0.0.1:0", &at(&scratch, "target"), &[]);
     let udp_client = client(&relay);
     setsockopt(&udp_client, UdpGsoSegment, &(CARS[0] as i32)).expect("segmentation");
-    udp_client.send(&message).expect("it is sent");
-    for car in &cars {
-        let length = unix_target.recv(&mut buffer).expect("it arrives");
-        assert!(buffer[..length] == **car, "{length} bytes");
+    for _ in 0..TRAINS {
+        udp_client.send(&message).expect("it is sent");
+        for car in &cars {
+            let length = unix_target.recv(&mut buffer).expect("it arrives");
+            assert!(buffer[..length] == **car, "{length} bytes");
+        }
     }
 
     let udp_target = socket("127.0.0.1:0");
@@ -146,12 +150,14 @@ fn merged_datagrams_reach_a_unix_socket_one_by_one() {
     unix_client.send_to(b"question", path).expect("it is sent");
     let (_, session) = receive(&udp_target);
     setsockopt(&udp_target, UdpGsoSegment, &(CARS[0] as i32)).expect("segmentation");
-    udp_target
-        .send_to(&message, session)
-        .expect("it is answered");
-    for car in &cars {
-        let length = unix_client.recv(&mut buffer).expect("it arrives");
-        assert!(buffer[..length] == **car, "{length} bytes");
+    for _ in 0..TRAINS {
+        udp_target
+            .send_to(&message, session)
+            .expect("it is answered");
+        for car in &cars {
+            let length = unix_client.recv(&mut buffer).expect("it arrives");
+            assert!(buffer[..length] == **car, "{length} bytes");
+        }
     }
     drop(relay);
 }
