@@ -217,9 +217,12 @@ pub(crate) fn parse_inet(text: &str, prefix: &str, forms: &str) -> Result<Addres
                 ));
             }
             None if host.contains(':') => {
+                let known = host.parse::<std::net::Ipv6Addr>();
+                let example =
+                    known.map_or_else(|_| "[::1]:80".into(), |ip| format!("[{ip}]:{port}"));
                 return Err(invalid(
                     text,
-                    "an IPv6 address needs brackets; write [::1]:80",
+                    &format!("an IPv6 address needs brackets; write {prefix}{example}"),
                 ));
             }
             None => host,

@@ -89,7 +89,17 @@ fn parse(text: &str) -> Result<SocketName> {
     text.parse().map(SocketName::Connected)
 }
 
-/// What somebody has meant who writes kinds of sockets as other programs do.
+/// What names of sockets begin with.
+const KINDS: [&str; 6] = [
+    "udp:",
+    "unix:",
+    "unixgram:",
+    "seqpacket:",
+    "vsock:",
+    "vsock-seqpacket:",
+];
+
+/// What somebody has meant who writes kinds of sockets as other programs do, or mistypes one.
 fn meant(text: &str) -> Option<String> {
     let (kind, rest) = text.split_once(':')?;
     let kind = match kind.to_ascii_lowercase().as_str() {
@@ -100,11 +110,22 @@ fn meant(text: &str) -> Option<String> {
         "seqpacket" | "unixpacket" | "unix-seqpacket" => "seqpacket:",
         "vsock" => "vsock:",
         "vsock-seqpacket" => "vsock-seqpacket:",
-        _ => return None,
+        mistyped => nearest(mistyped)?,
     };
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     let meant = format!("{kind}{rest}");
     (meant != text && parse(&meant).is_ok()).then_some(meant)
+}
+
+/// The kind that is one letter away, or two that have changed places.
+fn nearest(mistyped: &str) -> Option<&'static str> {
+    // Nothing longer is near, and comparing takes time.
+    let longest = KINDS.map(str::len).into_iter().max()?;
+    (mistyped.len() <= longest).then_some(())?;
+    KINDS.into_iter().find(|kind| {
+        let kind = kind.trim_end_matches(':');
+        strsim::damerau_levenshtein(mistyped, kind) == 1
+    })
 }
 
 fn parse_vsock(text: &str, rest: &str) -> Result<VsockAddress> {
@@ -179,7 +200,12 @@ mod tests {
             ("udp:", "write udp:HOST:PORT"),
             ("udp:1.2.3.4", "write udp:HOST:PORT"),
             ("udp:host:x", "not a number"),
-            ("udp:::1:53", "needs brackets"),
+            ("udp:::1:53", "needs brackets; write udp:[::1]:53"),
+            ("fe80::7:80", "needs brackets; write [fe80::7]:80"),
+            ("a:b:80", "needs brackets; write [::1]:80"),
+            ("upd:127.0.0.1:53", "; write udp:127.0.0.1:53"),
+            ("seqpaket:/run/x", "; write seqpacket:/run/x"),
+            ("vsok:2:80", "; write vsock:2:80"),
             ("unixgram:", "write unixgram:/path"),
             ("seqpacket:@", "write seqpacket:/path"),
             ("vsock:3", "two numbers"),

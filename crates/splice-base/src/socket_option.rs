@@ -534,15 +534,10 @@ pub(crate) fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Re
     }
 }
 
-/// Has a UDP socket hand over consecutive datagrams of one sender and size in one piece, or each one alone (`UDP_GRO`, Linux
+/// Has a UDP socket hand over consecutive datagrams of one sender and size in one piece (`UDP_GRO`, Linux
 /// 5.0 on).
-pub fn merge_datagrams(udp: impl AsFd, is_together: bool) -> rustix::io::Result<()> {
-    set(
-        udp.as_fd(),
-        libc::SOL_UDP,
-        libc::UDP_GRO,
-        &i32::from(is_together),
-    )
+pub fn merge_datagrams(udp: impl AsFd) -> rustix::io::Result<()> {
+    set(udp.as_fd(), libc::SOL_UDP, libc::UDP_GRO, &1i32)
 }
 
 /// Has a UDP socket tell for each datagram the address it was sent to. A socket of IPv6 also does for IPv4.

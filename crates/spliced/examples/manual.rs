@@ -40,6 +40,8 @@ mod server_args;
 mod session_args;
 #[path = "../src/session_filter.rs"]
 mod session_filter;
+#[path = "../src/session_phase.rs"]
+mod session_phase;
 #[path = "../src/time_text.rs"]
 mod time_text;
 #[path = "../src/trace_arguments.rs"]

@@ -31,14 +31,14 @@ impl FromStr for TimeToLive {
     }
 }
 
-/// Whether routers may split a datagram that is sent on.
+/// The don't-fragment bit of a datagram that is sent on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DontFragment {
-    /// Not while it fits the path as far as this host knows; what does not fit leaves in fragments.
+    /// Set while the datagram fits the path as far as this host knows; what does not fit leaves in fragments.
     #[default]
     Auto,
-    /// Never: what does not fit is dropped.
+    /// Set: what does not fit is dropped.
     Yes,
-    /// Always (IPv4). Over IPv6 this host sends fragments, as with auto.
+    /// Not set, so that routers may split it (IPv4). Over IPv6 this host sends fragments, as with auto.
     No,
 }

@@ -7,8 +7,8 @@ use splice::{Address, EngineChoice, EngineName, SocketName};
 
 use crate::cli::RelayArgs;
 use crate::plan::{
-    Action, BackendPlan, CONNECT_TIMEOUT, DRAIN_TIMEOUT, DatagramListenerPlan, DatagramTerms,
-    ListenerPlan, NO_MACHINE, OnRemove, Plan, RoutePlan, ServerAddress, datagram_address,
+    Action, BackendPlan, CONNECT_TIMEOUT, DatagramListenerPlan, DatagramTerms, ListenerPlan,
+    NO_MACHINE, OnRemove, Plan, RoutePlan, ServerAddress, datagram_address,
 };
 use crate::refusal::WrongUsage;
 
@@ -42,7 +42,10 @@ fn of_connections(args: RelayArgs, listen: Address, to: Address) -> Plan {
     let target = to.to_string();
     let connect_timeout = args.connect_timeout.unwrap_or(CONNECT_TIMEOUT);
     let server = ServerAddress::Address(to);
-    let backend = BackendPlan::of_one(&target, server, connect_timeout);
+    let backend = BackendPlan {
+        on_remove: OnRemove::Drain(args.life.drain_timeout),
+        ..BackendPlan::of_one(&target, server, connect_timeout)
+    };
     let listener = ListenerPlan {
         file_access: args.life.file_access,
         engine: args.engine,
@@ -76,14 +79,18 @@ fn of_connections(args: RelayArgs, listen: Address, to: Address) -> Plan {
 fn of_datagrams(args: RelayArgs) -> Plan {
     let target = args.target.to_string();
     let server = ServerAddress::Datagrams(args.target);
-    let backend = BackendPlan::of_one(&target, server, CONNECT_TIMEOUT);
+    let on_remove = OnRemove::Drain(args.life.drain_timeout);
+    let backend = BackendPlan {
+        on_remove,
+        ..BackendPlan::of_one(&target, server, CONNECT_TIMEOUT)
+    };
     let listener = DatagramListenerPlan {
         name: args.listen.to_string(),
         listen: args.listen,
         file_access: args.life.file_access,
         terms: DatagramTerms::of(&args.datagrams, args.idle_timeout),
         access_log: args.access_log,
-        on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
+        on_remove,
         routes: vec![RoutePlan::of_all(Action::Backend {
             name: target,
             fallback: None,

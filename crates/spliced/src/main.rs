@@ -71,6 +71,7 @@ mod server_args;
 mod service;
 mod session_args;
 mod session_filter;
+mod session_phase;
 mod sessions;
 mod signal;
 mod socket_address;

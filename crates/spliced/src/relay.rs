@@ -352,7 +352,9 @@ impl Running {
     /// Changes to the configuration as it is now, or changes nothing but what [`bypass::Interrupted`] tells.
     fn reload(&mut self, is_ending: bool) -> Result<Value> {
         let Some(configuration) = &self.configuration else {
-            bail!("there is no configuration to read again");
+            bail!(
+                "the process was started without a configuration, so there is nothing to read again"
+            );
         };
         let applied = match is_ending {
             true => Err(admin::Ending.into()),

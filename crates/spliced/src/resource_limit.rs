@@ -45,16 +45,17 @@ pub(crate) fn too_few_descriptors(
     Some(match (connections, max_sessions) {
         (0, 0) => return None,
         (_, 0) => format!(
-            "max-connections needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
-             raise it or connections will have to wait"
+            "all connections that may be open at once need {wanted} descriptors, and RLIMIT_NOFILE allows {maximum}; raise it \
+             or lower --max-connections (max_connections), or connections will have to wait"
         ),
         (0, _) => format!(
-            "max-sessions needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
-             raise it or new clients will displace others before there are as many sessions"
+            "all sessions that may be open at once need {wanted} descriptors, and RLIMIT_NOFILE allows {maximum}; raise it or \
+             lower --max-sessions (max_sessions), or new clients will displace others before there are as many"
         ),
         (_, _) => format!(
-            "max-connections and max-sessions need {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
-             raise it or connections will have to wait, and sessions will make room"
+            "all connections and sessions that may be open at once need {wanted} descriptors, and RLIMIT_NOFILE allows \
+             {maximum}; raise it or lower max_connections and max_sessions, or connections will have to wait, and sessions \
+             will make room"
         ),
     })
 }

@@ -299,6 +299,10 @@ const RIGHTS: Section = Section {
             "segment as a user other than root on a host with iptables-legacy: it reads the names of the \
              tables. The relay needs it only at the start.",
         ),
+        Entry::Item(
+            "CAP_NET_RAW",
+            "Telling clients of UDP by ICMP what becomes of their datagrams.",
+        ),
         PORTS,
         FILE_ACCESS,
     ],

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::session_phase::Phase;
+
 /// A field of a session, and the value that it has to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SessionFilter {
@@ -56,21 +58,49 @@ impl SessionFilter {
     }
 
     /// # Errors
-    /// If there is no such field.
+    /// If there is no such field, or if no session can have the value.
     pub(crate) fn new(name: &str, value: &str) -> Result<Self, String> {
-        match SessionField::ALL.iter().find(|(known, _)| *known == name) {
-            Some((_, field)) => Ok(Self {
-                field: *field,
-                value: value.into(),
-            }),
-            None => {
-                let known = SessionField::ALL.map(|(known, _)| known);
-                Err(format!(
-                    "there is no field {}; the fields are {}",
-                    name.escape_debug(),
-                    known.join(", ")
-                ))
-            }
+        let Some((_, field)) = SessionField::ALL.iter().find(|(known, _)| *known == name) else {
+            let known = SessionField::ALL.map(|(known, _)| known);
+            return Err(format!(
+                "there is no field {}; the fields are {}",
+                name.escape_debug(),
+                known.join(", ")
+            ));
+        };
+        if value.is_empty() {
+            return Err(format!("{name} has no value; write one behind the ="));
         }
+        let phases = Phase::ALL.map(Phase::word);
+        if *field == SessionField::Phase && !phases.contains(&value) {
+            return Err(format!(
+                "there is no phase {}; the phases are {}",
+                value.escape_debug(),
+                phases.join(", ")
+            ));
+        }
+        Ok(Self {
+            field: *field,
+            value: value.into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_session_can_have_is_refused() {
+        for (text, why) in [
+            ("engine", "FIELD=VALUE"),
+            ("foo=1", "there is no field foo; the fields are listener"),
+            ("client=", "client has no value"),
+            ("phase=xx", "there is no phase xx; the phases are deciding"),
+        ] {
+            let refused = SessionFilter::parse(text).expect_err(text);
+            assert!(refused.contains(why), "{refused}");
+        }
+        assert!(SessionFilter::parse("phase=half-closed").is_ok());
     }
 }

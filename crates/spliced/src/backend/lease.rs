@@ -103,6 +103,11 @@ impl Lease {
         self.backend.tell_shortage(&self.server, why);
     }
 
+    /// This host lacked something, and another try comes with a lease of its own.
+    pub(crate) fn has_not_begun(&self) {
+        self.server.uncount();
+    }
+
     /// The connection of `client`, made at `began`, has ended, and the server has sent something.
     pub(crate) fn answered(&self, client: Option<IpAddr>, began: Instant) {
         self.server.answered(began);

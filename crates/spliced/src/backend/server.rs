@@ -173,6 +173,11 @@ impl Server {
         self.total.fetch_add(begun, Ordering::Relaxed);
     }
 
+    /// One that has begun was none.
+    pub(super) fn uncount(&self) {
+        self.total.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// `count` connections fewer.
     pub(super) fn leave(&self, backend: &str, count: u32) {
         let before = self.open.fetch_sub(count, Ordering::SeqCst);

@@ -265,6 +265,14 @@ fn no_server(args: &ServerArgs, mut others: Vec<String>) -> String {
     };
     others.sort();
     others.dedup();
+    let with_kind = format!("udp:{}", args.server);
+    if others.contains(&with_kind) {
+        return format!(
+            "there is no server {}{of_backend}; write {}",
+            printable(&args.server),
+            printable(&with_kind)
+        );
+    }
     let more = match others.len().saturating_sub(NAMED_MOST) {
         0 => String::new(),
         more => format!(" and {more} more"),

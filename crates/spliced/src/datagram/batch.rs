@@ -28,11 +28,6 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Whether the kernel has merged datagrams.
-    pub(crate) fn is_many(&self) -> bool {
-        self.stride > 0 && self.stride < self.length
-    }
-
     /// Whether the kernel could have merged it with the next one (`udp_gro_receive_segment`: a shorter one is the last).
     pub(crate) fn goes_before(&self, next: &Self) -> bool {
         0 < next.length

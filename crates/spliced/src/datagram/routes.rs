@@ -139,7 +139,12 @@ impl Routes {
                                 held,
                             });
                         }
-                        Err(unreachable) => why = Some(unreachable),
+                        Err(unreachable) => {
+                            if unreachable.is_shortage() {
+                                lease.has_not_begun();
+                            }
+                            why = Some(unreachable);
+                        }
                     }
                 }
                 Err(none) => match fallback.take() {

@@ -1,12 +1,14 @@
 //! What the threads of a listener have in common.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock, Weak};
 
+use rustix::io::Errno;
 use splice_route::Prefix;
 
 use super::control::Control;
 use super::counters::Counters;
+use super::outcome::words;
 use super::plan::shown;
 use super::routes::Routes;
 use crate::access_log::AccessLog;
@@ -39,6 +41,7 @@ pub(crate) struct DatagramService {
     pub(crate) dropped: RateLimitedWarning,
     pub(crate) failed: RateLimitedWarning,
     pub(crate) too_big: RateLimitedWarning,
+    untold: Once,
     pub(crate) clients: Arc<ClientLimit>,
 }
 
@@ -76,6 +79,7 @@ impl DatagramService {
             dropped: RateLimitedWarning::of("datagrams of clients that were dropped"),
             failed: RateLimitedWarning::of("sessions that their targets ended"),
             too_big: RateLimitedWarning::of("datagrams that were too big for their path"),
+            untold: Once::new(),
             clients: Arc::default(),
         });
         service.tell();
@@ -98,6 +102,19 @@ impl DatagramService {
     fn tell(&self) {
         self.process
             .tell_sessions(&self.terms().name, &self.sessions);
+    }
+
+    /// Says that no client is told of an error.
+    pub(crate) fn warn_untold(&self, errno: Errno) {
+        if !matches!(errno, Errno::PERM | Errno::ACCESS) {
+            return tracing::debug!("a client cannot be told by ICMP: {}", words(errno));
+        }
+        self.untold.call_once(|| {
+            tracing::warn!(
+                "the clients of {} are not told by ICMP when their target fails, since CAP_NET_RAW is missing",
+                self.terms().name
+            );
+        });
     }
 
     pub(crate) fn addresses(&self) -> &[SocketAddress] {

@@ -101,9 +101,9 @@ impl DatagramSocket {
             _ => self.receive_udp(host, batch)?,
         }
         let mut merging = self.merging.get();
-        if let Some(is_together) = merging.note(&batch.messages) {
+        if merging.begins_with(&batch.messages) {
             // Without it datagrams come one by one.
-            let _ = merge_datagrams(&self.fd, is_together);
+            let _ = merge_datagrams(&self.fd);
         }
         self.merging.set(merging);
         Ok(())

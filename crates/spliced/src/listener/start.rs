@@ -78,11 +78,12 @@ pub(crate) struct InUse(pub(crate) SocketAddress);
 
 impl fmt::Display for InUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let address = &self.0;
-        write!(
-            f,
-            "{address} is in use by another socket; stop it or choose another"
-        )
+        match &self.0 {
+            // A name of a host has several addresses.
+            SocketAddress::Inet(inet) => inet.fmt(f)?,
+            _ => f.write_str("it")?,
+        }
+        f.write_str(" is in use by another socket; stop it or choose another")
     }
 }
 

@@ -24,21 +24,30 @@ impl SessionFilter {
     pub(crate) fn takes(&self, row: &Row) -> bool {
         let is_address = matches!(
             self.field,
-            SessionField::Client | SessionField::Server | SessionField::Target
+            SessionField::Listener
+                | SessionField::Client
+                | SessionField::Backend
+                | SessionField::Server
+                | SessionField::Target
         );
+        // Of UDP it may have its kind or not. Listeners and backends may have addresses for names.
         let has_address = |text: &str| {
-            let address = text.strip_prefix("udp:").unwrap_or(text);
-            [address, host(address)].contains(&&*self.value)
+            let tcp = text.strip_prefix("udp:").unwrap_or(text);
+            tcp == self.value || [text, tcp].map(host).contains(&Some(&*self.value))
         };
         row.text(self.field)
             .is_some_and(|text| text == self.value || is_address && has_address(text))
     }
 }
 
-/// An address without its port.
-fn host(address: &str) -> &str {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.trim_start_matches('[').trim_end_matches(']')
+/// The host of an address that has a port.
+fn host(address: &str) -> Option<&str> {
+    let (host, port) = address.rsplit_once(':')?;
+    let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let literal = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    is_port.then(|| literal.unwrap_or(host))
 }
 
 #[cfg(test)]
@@ -54,6 +63,18 @@ mod tests {
             let value = value.into();
             SessionFilter { field, value }.takes(&row)
         };
+        let of_unix = Row {
+            listener: "udp:127.0.0.1:53".into(),
+            client: "unix:/run/client".into(),
+            ..Row::example(1)
+        };
+        let takes_unix = |field, value: &str| {
+            let value = value.into();
+            SessionFilter { field, value }.takes(&of_unix)
+        };
+        assert!(takes_unix(SessionField::Client, "unix:/run/client"));
+        assert!(!takes_unix(SessionField::Client, "unix"));
+        assert!(takes_unix(SessionField::Listener, "127.0.0.1:53"));
         for (field, value, is_taken) in [
             (SessionField::Listener, "web", true),
             (SessionField::Listener, "we", false),
@@ -65,6 +86,7 @@ mod tests {
             (SessionField::Server, "udp:[::2]:53", true),
             (SessionField::Server, "[::2]:53", true),
             (SessionField::Server, "::2", true),
+            (SessionField::Server, "udp:[::2]", true),
             (SessionField::Server, "::3", false),
             (SessionField::ServerName, "", false),
             (SessionField::Backend, "b", true),

@@ -31,9 +31,10 @@ pub(crate) use self::about::About;
 pub(crate) use self::engines::Engines;
 pub(crate) use self::logged::words;
 pub(crate) use self::row::{Answer, End, Own, Row, Units};
-pub(crate) use self::session::{Phase, Session};
+pub(crate) use self::session::Session;
 pub(crate) use self::survey::{Asked, Inbox, Survey};
 use crate::session_filter::SessionFilter;
+pub(crate) use crate::session_phase::Phase;
 
 /// Why a session has ended that somebody has asked to end.
 pub(crate) const KILLED: &str = "ended by an operator";

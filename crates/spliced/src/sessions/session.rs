@@ -4,48 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use splice::{Attempt, EngineName, Observer, Outcome};
 
 use super::engines::Carried;
 use crate::backend::Backend;
 use crate::plan::{Action, ListenerPlan};
+use crate::session_phase::Phase;
 use crate::socket_address::SocketAddress;
 use crate::tally::{Ending, Promotion, Tally};
-
-/// How far a session has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Phase {
-    /// Its route is not known: what the client asks for has to come, or to be resolved.
-    Deciding,
-    /// Every server is at its limit of connections.
-    Queued,
-    /// It has a server, which is being reached, or gets the first bytes.
-    Connecting,
-    /// Both peers may send.
-    Relaying,
-    /// One peer has ended its stream, and bytes before its end are on their way.
-    Draining,
-    /// The end of one stream was passed on; the other one goes on.
-    HalfClosed,
-    /// Both streams have ended.
-    Ended,
-}
-
-impl Phase {
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Deciding => "deciding",
-            Self::Queued => "queued",
-            Self::Connecting => "connecting",
-            Self::Relaying => "relaying",
-            Self::Draining => "draining",
-            Self::HalfClosed => "half-closed",
-            Self::Ended => "ended",
-        }
-    }
-}
 
 /// One session. The thread of its connection writes, any thread reads.
 pub(crate) struct Session {

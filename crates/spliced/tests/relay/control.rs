@@ -93,7 +93,8 @@ fn each_path_answers_curl() {
     ];
     let (status, answer) = curl(&socket, &browser);
     assert_eq!(status, "422");
-    assert_eq!(answer["error"], "there is no configuration to read again");
+    let why = "the process was started without a configuration, so there is nothing to read again";
+    assert_eq!(answer["error"], why);
     for (arguments, expected) in [
         (&["http://x/"][..], "404"),
         (&["-X", "DELETE", "http://x/v1/status"], "405"),

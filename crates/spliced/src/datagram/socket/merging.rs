@@ -4,10 +4,11 @@
 //! the kernel looks for one that wants trains, and holds each datagram back for the next (`udp_gro_receive`).
 //!
 //! ```text
-//!         ┌──fewer than TRAINS of WINDOW messages were several datagrams──┐
-//!         ▼                                                               │
-//!       apart ──TRAINS of WINDOW could have been one with the last──▶ together
+//! apart ──TRAINS of WINDOW messages could have been one with the last──▶ together
 //! ```
+//!
+//! There is no way back: of what is in the socket's queue by then, the kernel would no longer tell where a datagram ends
+//! (`udp_recvmsg` looks at the option, not at what it hands over).
 
 use crate::datagram::batch::Message;
 
@@ -17,7 +18,7 @@ const WINDOW: u32 = 64;
 /// What pays: one of eight.
 const TRAINS: u32 = WINDOW / 8;
 
-/// What came since the last decision.
+/// What came in this window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Merging {
     is_together: bool,
@@ -26,28 +27,22 @@ pub(super) struct Merging {
 }
 
 impl Merging {
-    /// Notes what one call has received. Returns what is to change.
-    pub(super) fn note(&mut self, received: &[Message]) -> Option<bool> {
-        let trains = match self.is_together {
-            true => received.iter().filter(|one| one.is_many()).count(),
-            false => received
-                .windows(2)
-                .filter(|two| matches!(two, [first, next] if first.goes_before(next)))
-                .count(),
-        };
-        // A batch is short.
-        self.messages += received.len() as u32;
-        self.trains += trains as u32;
-        let is_together = self.trains >= TRAINS;
-        if self.messages < WINDOW && !is_together {
-            return None;
+    /// Notes what one call has received. Returns whether the kernel is to merge from now on.
+    pub(super) fn begins_with(&mut self, received: &[Message]) -> bool {
+        if self.is_together {
+            return false;
         }
-        let is_new = is_together != self.is_together;
-        *self = Self {
-            is_together,
-            ..Self::default()
-        };
-        is_new.then_some(is_together)
+        let trains = received
+            .windows(2)
+            .filter(|two| matches!(two, [first, next] if first.goes_before(next)));
+        // A batch is short.
+        self.trains += trains.count() as u32;
+        self.messages += received.len() as u32;
+        self.is_together = self.trains >= TRAINS;
+        if self.messages >= WINDOW {
+            (self.messages, self.trains) = (0, 0);
+        }
+        self.is_together
     }
 }
 
@@ -58,17 +53,15 @@ mod tests {
     use super::*;
     use crate::datagram::sender::Sender;
 
-    const NOTHING: [bool; 0] = [];
-
-    /// Messages of these clients, of a length and with datagrams of a length.
-    fn messages(of: &[(u16, usize, usize)]) -> Vec<Message> {
-        let message = |&(port, length, stride): &(u16, usize, usize)| Message {
+    /// Messages of these clients and lengths.
+    fn messages(of: &[(u16, usize)]) -> Vec<Message> {
+        let message = |&(port, length): &(u16, usize)| Message {
             sender: Sender::Udp {
                 client: (Ipv4Addr::LOCALHOST, port).into(),
                 own: None,
             },
             length,
-            stride,
+            stride: length,
             congestion: None,
             ttl: None,
             is_cut: false,
@@ -76,38 +69,37 @@ mod tests {
         of.iter().map(message).collect()
     }
 
-    /// Notes so many times what was received, and returns what changed.
-    fn noted(merging: &mut Merging, times: u32, received: &[(u16, usize, usize)]) -> Vec<bool> {
+    /// Receives this so many times, and returns how often merging began.
+    fn begun(merging: &mut Merging, times: u32, received: &[(u16, usize)]) -> usize {
         let received = messages(received);
-        (0..times).filter_map(|_| merging.note(&received)).collect()
+        let begins = |_: &u32| merging.begins_with(&received);
+        (0..times).filter(begins).count()
     }
 
     #[test]
     fn clients_in_turn_stay_apart() {
         let mut merging = Merging::default();
-        let in_turn = [(1, 64, 64), (2, 64, 64), (1, 64, 64), (2, 64, 64)];
-        assert_eq!(noted(&mut merging, 3 * WINDOW, &in_turn), NOTHING);
-        let of_other_lengths = [(1, 64, 64), (1, 65, 65), (1, 66, 66)];
-        assert_eq!(noted(&mut merging, 3 * WINDOW, &of_other_lengths), NOTHING);
+        let in_turn = [(1, 64), (2, 64), (1, 64), (2, 64)];
+        assert_eq!(begun(&mut merging, 3 * WINDOW, &in_turn), 0);
+        let longer_and_longer = [(1, 64), (1, 65), (1, 66)];
+        assert_eq!(begun(&mut merging, 3 * WINDOW, &longer_and_longer), 0);
     }
 
     #[test]
-    fn trains_are_merged_until_none_come() {
+    fn trains_are_merged_once_and_for_all() {
         let mut merging = Merging::default();
-        let train = [(1, 1200, 1200), (1, 1200, 1200), (1, 700, 700)];
-        assert_eq!(noted(&mut merging, TRAINS, &train), [true]);
-        let merged = [(1, 3100, 1200)];
-        assert_eq!(noted(&mut merging, 3 * WINDOW, &merged), NOTHING);
-        let in_turn = [(1, 64, 64), (2, 64, 64)];
-        assert_eq!(noted(&mut merging, 3 * WINDOW, &in_turn), [false]);
+        let train = [(1, 1200), (1, 1200), (1, 700)];
+        assert_eq!(begun(&mut merging, TRAINS, &train), 1);
+        assert_eq!(begun(&mut merging, 3 * WINDOW, &[(1, 64), (2, 64)]), 0);
+        assert_eq!(begun(&mut merging, 3 * WINDOW, &train), 0);
     }
 
     #[test]
-    fn a_seldom_train_changes_nothing() {
+    fn a_rare_train_changes_nothing() {
         let mut merging = Merging::default();
         for _ in 0..10 {
-            assert_eq!(noted(&mut merging, 1, &[(1, 64, 64), (1, 64, 64)]), NOTHING);
-            assert_eq!(noted(&mut merging, WINDOW, &[(1, 64, 64)]), NOTHING);
+            assert_eq!(begun(&mut merging, 1, &[(1, 64), (1, 64)]), 0);
+            assert_eq!(begun(&mut merging, WINDOW, &[(1, 64)]), 0);
         }
     }
 }

@@ -73,7 +73,7 @@ impl Relaying {
         if let Some(trouble) = Trouble::of(errno)
             && let Some(Err(errno)) = self.tell(number, trouble, length, &[], now)
         {
-            tracing::debug!("a client cannot be told by ICMP: {}", words(errno));
+            self.service.warn_untold(errno);
         }
     }
 
@@ -94,7 +94,7 @@ impl Relaying {
         if let Some(quoted) = self.quoted(listener, client, answers_from, bytes.len(), bytes)
             && let Err(errno) = self.notices.tell(trouble, &quoted, now)
         {
-            tracing::debug!("a client cannot be told by ICMP: {}", words(errno));
+            self.service.warn_untold(errno);
         }
     }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::servers::{Stage, join, of, quoted, talk, with};
 use super::{answers, curl};
+use crate::datagrams;
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::proxy::slow_names::with_names;
@@ -37,6 +38,32 @@ impl Stage {
     fn removes(&self, server: &Server) -> Value {
         self.does("DELETE", &server.address)
     }
+}
+
+/// The sessions of a server that is removed from a relay have the time that connections have at its end.
+#[test]
+fn the_server_of_a_relay_is_removed_within_its_drain_timeout() {
+    let scratch = Scratch::new("removed").expect("a directory");
+    let socket = scratch.path().join("sock");
+    let path = socket.to_str().expect("UTF-8");
+    let former = datagrams::socket("127.0.0.1:0");
+    let target = datagrams::named(&former);
+    let options = ["--control", path, "--drain-timeout", "1s"];
+    let relay = Relay::between("udp:127.0.0.1:0", &target, &options);
+    answers(&socket);
+    let client = datagrams::client(&relay);
+    datagrams::ask_until_received(&client, &former, b"question");
+    let order = |method, server: &str| {
+        let url = format!("http://x/v1/backends/{target}/servers/{server}");
+        let (status, told) = curl(&socket, &["-X", method, &url]);
+        assert_eq!(status, "200", "{method} {server}: {told}");
+    };
+    order("PUT", "udp:127.0.0.1:9");
+    order("DELETE", &target);
+    until("the session is cut", || {
+        let _ = client.send(b"goes on");
+        relay.lines_logged("was cut, 1s after it was removed: 1 session was ended") > 0
+    });
 }
 
 #[test]

@@ -31,7 +31,8 @@ fn the_status_counts_sessions_as_copied() {
 
 #[test]
 fn too_few_descriptors_for_the_sessions_are_told() {
-    const TOLD: &str = "max-sessions needs 201 descriptors and RLIMIT_NOFILE allows 200";
+    const TOLD: &str =
+        "all sessions that may be open at once need 201 descriptors, and RLIMIT_NOFILE allows 200";
     let [only] = servers();
     let with_few = || {
         let mut command = Process::command("prlimit");

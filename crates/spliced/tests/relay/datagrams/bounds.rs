@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use netlab::{Namespace, Need, Process, Scratch, available};
+use serde_json::Value;
 
 use super::crowd::Crowd;
 use super::{Over, client, inet, named, receive, socket};
 use crate::log::Log;
 use crate::patience::until;
-use crate::relay::{BINARY, Relay};
+use crate::relay::{BINARY, Relay, command as spliced, output};
 
 /// So few that they are soon used again, or used up (`net.ipv4.ip_local_port_range`).
 const FEW_PORTS: &str = "40000 40003";
@@ -139,6 +140,7 @@ fn without_a_free_descriptor_a_new_client_displaces_a_session() {
     let log = Log::below(&scratch);
     let target = socket("127.0.0.1:0");
     let control = scratch.path().join("control");
+    let control = control.to_str().expect("UTF-8");
     let mut command = Process::command("prlimit");
     command
         .arg(format!("--nofile={LIMIT}:{LIMIT}"))
@@ -158,6 +160,11 @@ fn without_a_free_descriptor_a_new_client_displaces_a_session() {
     let outcome = "displaced by a new client";
     let entries = log.entries();
     assert!(entries.iter().all(|entry| entry["outcome"] == outcome));
+    // A try without a descriptor is no session of the server.
+    let table = output(&mut spliced(&["backends", "--json", "--control", control]));
+    let backends: Value = serde_json::from_slice(&table.stdout).expect("JSON");
+    let server = &backends["backends"][0]["servers"][0];
+    assert_eq!(server["total"], clients.len(), "{backends}");
 }
 
 #[test]

@@ -140,6 +140,35 @@ fn trains_go_on_together() {
     });
 }
 
+/// Whatever the kernel merges of what one client sends, single datagrams of another do not have it forget where they end.
+#[test]
+fn trains_beside_single_datagrams_stay_apart() {
+    const SEGMENT: usize = 100;
+    const WHOLE: usize = 8;
+    const TRAINS: usize = 3;
+    let target = socket("127.0.0.1:0");
+    let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &[]);
+    let (trains, singles) = (client(&relay), client(&relay));
+    setsockopt(&trains, UdpGsoSegment, &(SEGMENT as i32)).expect("segmentation");
+    let train = [b't'; WHOLE * SEGMENT];
+    for count in (0..70).cycle().take(200) {
+        for _ in 0..count {
+            singles.send(b"single").expect("it is sent");
+        }
+        for _ in 0..TRAINS {
+            trains.send(&train).expect("it is sent");
+        }
+        for _ in 0..count + TRAINS * WHOLE {
+            let (received, _) = receive(&target);
+            assert!(
+                received == b"single" || received == train[..SEGMENT],
+                "{} bytes after {count} single datagrams",
+                received.len()
+            );
+        }
+    }
+}
+
 /// The congestion marks of the IP header go with a datagram (RFC 3168), as QUIC expects it.
 #[test]
 fn congestion_marks_are_kept() {
